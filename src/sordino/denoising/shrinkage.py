@@ -6,9 +6,9 @@ The gradient of a linear layer is close to low rank; the noise added to it is no
 
     η(y) = √((y² − (m+n)s²)² − 4mns⁴) / y,
 
-which is Eq. 8 of "Sample-efficient differentially private fine-tuning via gradient matrix denoising" written without the
-detour through λ = F⁻¹(y). The rest is dropped, and the result is given the norm of Y (its Theorem 1: only then do gains
-of single layers add up). A layer whose largest singular value does not reach ``κ·s(√m+√n)`` is left alone.
+which is Eq. 8 of "Sample-efficient differentially private fine-tuning via gradient matrix denoising", written without
+the detour through λ = F⁻¹(y). The rest is dropped, and the result is given the norm of Y (its Theorem 1: only then do
+gains of single layers add up). A layer whose largest singular value does not reach ``κ·s(√m+√n)`` is left alone.
 """
 
 from __future__ import annotations
