@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .errors import SordinoError
@@ -46,11 +46,32 @@ class Budget:
 
 @dataclass(frozen=True)
 class Participation:
-    """T steps; one example takes part at most `epochs` (k) times, at least `separation` (b) steps apart."""
+    """T steps; one example takes part at most `epochs` (k) times, at least `separation` (b) steps apart.
+
+    ``fixed`` says more: the steps of an example are i, i+b, i+2b, …, so that only b
+    patterns exist, and a sensitivity over them can be enumerated.
+    """
 
     steps: int
     epochs: int
     separation: int
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "separation"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise SordinoError(f"{name}={value!r} must be a whole number of at least 0")
+        if self.separation < 1:
+            raise SordinoError(f"separation={self.separation} must be at least 1 step")
+
+    def first(self, steps: int) -> Participation:
+        """The same participation, cut off after the first `steps` steps: k = ⌈steps/b⌉ at most.
+
+        >>> Participation(steps=80, epochs=20, separation=4).first(9).epochs
+        3
+        """
+        return replace(self, steps=steps, epochs=min(self.epochs, -(-steps // self.separation)))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,46 @@
+"""C = I: independent noise at every step, DP-SGD (Abadi et al. 2016)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..budget import Participation
+from .base import Strategy
+from .sensitivity import Sensitivity
+
+
+class Identity(Strategy):
+    """Independent noise.
+
+    >>> Identity(100).sensitivity(Participation(steps=100, epochs=4, separation=25))
+    2.0
+    """
+
+    is_identity = True
+
+    def __init__(self, steps: int, name: str = "identity") -> None:
+        super().__init__(name, steps)
+
+    def dense(self) -> np.ndarray:
+        return np.eye(self.steps)
+
+    def inverse(self) -> np.ndarray:
+        return np.eye(self.steps)
+
+    def terms(self, step: int) -> list[tuple[int, float]]:
+        self.check_step(step)
+        return [(step, 1.0)]
+
+    def sensitivity_bound(self, participation: Participation) -> Sensitivity:
+        """√k: the steps are orthogonal."""
+        self._check(participation)
+        k = min(participation.epochs, -(-participation.steps // participation.separation))
+        return Sensitivity(math.sqrt(k), True, "orthogonal steps")
+
+    def rmse(self) -> float:
+        return math.sqrt((self.steps + 1) / 2)
+
+    def max_se(self) -> float:
+        return math.sqrt(self.steps)

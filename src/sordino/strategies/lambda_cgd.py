@@ -1,0 +1,152 @@
+"""DP-λCGD: subtract λ times the previous step's noise, which is drawn again rather than stored.
+
+``C_ij = λ^{i−j}``, so C⁻¹ has 1 on the diagonal and −λ below it. λ = 0 is DP-SGD;
+λ = 1 releases noisy prefix sums with independent noise. The column-normalised variant
+is ``C̃ = C D⁻¹``, D the column norms of C, so ``(C̃⁻¹Z)_t = d_t (z_t − λ z_{t−1})``.
+
+Both satisfy the conditions of the leftmost-columns formula for every block of leading
+steps: X_ij = λ^{j−i} S_{t−j} / (d_i d_j), S_m = Σ_{l<m} λ^{2l}, and S_m, S_m/S_{m+c} and
+S_m/√S_{m+c} do not decrease in m. So the sensitivity is exact, in O(k).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from ..budget import Participation
+from ..errors import SordinoError
+from .base import Strategy
+from .sensitivity import Sensitivity
+
+
+def parse_lambda(argument: str | float, name: str) -> float:
+    """λ from the text after the colon.
+
+    >>> parse_lambda("0.95", "lambda-cgd")
+    0.95
+    """
+    if argument == "":
+        raise SordinoError(f"noise={name!r} needs λ between 0 and 1; write for example {name + ':0.95'!r}")
+    try:
+        value = math.nan if isinstance(argument, bool) else float(argument)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise SordinoError(f"noise='{name}:{argument}': λ must be a number from 0 to 1; write for example '{name}:0.95'")
+    return value
+
+
+def _spell(lam: float) -> str:
+    """The shortest text that parses back to λ: two strategies of one name are the same matrix."""
+    return repr(float(lam)).removesuffix(".0")
+
+
+def _power_sum(lam: float, terms: int | np.ndarray) -> np.ndarray:
+    """``S_m = Σ_{l<m} λ^{2l}``, accurate as λ → 1."""
+    m = np.asarray(terms, dtype=np.float64)
+    if lam == 1.0:
+        return m
+    if lam == 0.0:
+        return np.minimum(m, 1.0)
+    log = 2.0 * math.log(lam)
+    return np.expm1(m * log) / math.expm1(log)
+
+
+class LambdaCGD(Strategy):
+    """``C_ij = λ^{i−j}``.
+
+    >>> round(LambdaCGD(0.9, 10).sensitivity(Participation(steps=10, epochs=4, separation=3)), 3)
+    5.427
+    """
+
+    def __init__(self, lam: float, steps: int, name: str | None = None) -> None:
+        super().__init__(name or f"lambda-cgd:{_spell(lam)}", steps)
+        self.lam = parse_lambda(lam, "lambda-cgd")
+        self.is_identity = self.lam == 0.0
+        self.vectors_regenerated = 0 if self.is_identity else 1
+
+    def dense(self) -> np.ndarray:
+        lag = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
+        return np.where(lag >= 0, np.power(self.lam, np.maximum(lag, 0).astype(np.float64)), 0.0)
+
+    def inverse(self) -> np.ndarray:
+        return np.eye(self.steps) - self.lam * np.eye(self.steps, k=-1)
+
+    def terms(self, step: int) -> list[tuple[int, float]]:
+        self.check_step(step)
+        if step == 0 or self.lam == 0.0:
+            return [(step, 1.0)]
+        return [(step, 1.0), (step - 1, -self.lam)]
+
+    def sensitivity_bound(self, participation: Participation) -> Sensitivity:
+        self._check(participation)
+        return Sensitivity(_leftmost(self.lam, participation, lambda j: 1.0), True, "leftmost columns, closed form")
+
+    def rmse(self) -> float:
+        return math.sqrt(1.0 + (1.0 - self.lam) ** 2 * (self.steps - 1) / 2.0)
+
+    def max_se(self) -> float:
+        return math.sqrt(1.0 + (1.0 - self.lam) ** 2 * (self.steps - 1))
+
+
+class NormalizedLambdaCGD(Strategy):
+    """``C̃ = C D⁻¹``: the same correlation, columns of norm 1.
+
+    >>> round(NormalizedLambdaCGD(0.9, 10).sensitivity(Participation(steps=10, epochs=1, separation=10)), 12)
+    1.0
+    """
+
+    def __init__(self, lam: float, steps: int, name: str | None = None) -> None:
+        super().__init__(name or f"lambda-cgd-normalized:{_spell(lam)}", steps)
+        self.lam = parse_lambda(lam, "lambda-cgd-normalized")
+        self.is_identity = self.lam == 0.0
+        self.vectors_regenerated = 0 if self.is_identity else 1
+
+    @cached_property
+    def column_norms(self) -> np.ndarray:
+        """d_j, the column norms of the unnormalised C."""
+        return np.sqrt(_power_sum(self.lam, self.steps - np.arange(self.steps)))
+
+    def dense(self) -> np.ndarray:
+        return LambdaCGD(self.lam, self.steps).dense() / self.column_norms
+
+    def inverse(self) -> np.ndarray:
+        return self.column_norms[:, None] * LambdaCGD(self.lam, self.steps).inverse()
+
+    def terms(self, step: int) -> list[tuple[int, float]]:
+        self.check_step(step)
+        d = float(self.column_norms[step])
+        if step == 0 or self.lam == 0.0:
+            return [(step, d)]
+        return [(step, d), (step - 1, -self.lam * d)]
+
+    def sensitivity_bound(self, participation: Participation) -> Sensitivity:
+        self._check(participation)
+        value = _leftmost(self.lam, participation, lambda j: 1.0 / float(self.column_norms[j]))
+        return Sensitivity(value, True, "leftmost columns, closed form")
+
+    @cached_property
+    def _error_rows(self) -> np.ndarray:
+        d = self.column_norms
+        kept = np.square(d[:-1] - self.lam * d[1:])  # what stays of z_j in every later partial sum
+        return np.square(d) + np.concatenate([[0.0], np.cumsum(kept)])
+
+
+def _leftmost(lam: float, participation: Participation, weight: Callable[[int], float]) -> float:
+    """``‖Σ_{j<k} w_j C[:, jb]‖₂`` over the leading t rows, one geometric segment per participation.
+
+    After participation j the sum decays by λ each step from its value ``a_j``, so the rows up to the
+    next participation contribute ``a_j² S_b`` (the last one up to row t).
+    """
+    t, b = participation.steps, participation.separation
+    total, amplitude = 0.0, 0.0
+    participations = min(participation.epochs, -(-t // b))
+    for j in range(participations):
+        amplitude = amplitude * lam**b + weight(j * b)
+        length = b if j + 1 < participations else t - j * b
+        total += amplitude**2 * float(_power_sum(lam, length))
+    return math.sqrt(total)
