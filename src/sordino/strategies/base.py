@@ -77,7 +77,7 @@ class Strategy(ABC):
     def check_step(self, step: int) -> None:
         if not 0 <= step < self.steps:
             raise SordinoError(
-                f"step {step} is outside the {self.steps} planned steps; the mechanism ends there: plan more epochs"
+                f"step {step} is outside the {self.steps} planned steps; the mechanism ends there, so plan more"
             )
 
     def _check(self, participation: Participation) -> None:

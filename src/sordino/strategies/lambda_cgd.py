@@ -36,7 +36,7 @@ def parse_lambda(argument: str | float, name: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not 0.0 <= value <= 1.0:
-        raise SordinoError(f"noise='{name}:{argument}': λ must be a number from 0 to 1; write for example '{name}:0.95'")
+        raise SordinoError(f"noise='{name}:{argument}': λ must be from 0 to 1; write for example '{name}:0.95'")
     return value
 
 

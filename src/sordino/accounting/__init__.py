@@ -1,0 +1,232 @@
+"""What a run costs, and how much noise a budget needs.
+
+`account` goes from the noise multiplier to (ε, δ); `calibrate` inverts it by search, so the
+two cannot disagree. Each accountant says which combinations of sampling and strategy it has a proof
+for; the rest is `Unsupported`, naming the part. ``ACCOUNTANTS`` is the registry: the first that supports
+a combination is what ``accountant="auto"`` means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..budget import Budget
+from ..errors import SordinoError, Unsupported
+from ..registry import Entry, Registry
+from ..sampling import Sampling
+from ..strategies import Strategy
+from .base import Accountant, Query
+from .gaussian import FixedOrderGaussian, gaussian_delta, gaussian_epsilon, gaussian_sigma
+from .subsampled import PoissonPLD, PoissonRDP
+
+ACCOUNTANTS: Registry[Accountant] = Registry("accountant")
+ACCOUNTANTS.add(Entry("gaussian", FixedOrderGaussian, "exact, for fixed order and any C", paper="Balle & Wang 2018"))
+ACCOUNTANTS.add(
+    Entry("pld", PoissonPLD, "tight, for Poisson sampling with independent noise", paper="Doroshenko et al. 2022")
+)
+ACCOUNTANTS.add(
+    Entry("rdp", PoissonRDP, "looser, for Poisson sampling with independent noise", paper="Mironov et al. 2019")
+)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What `account` found; `delta` has the tails and the failure probability inside."""
+
+    epsilon: float
+    delta: float
+    accountant: str
+    title: str
+    failure_probability: float
+    tails_included: bool
+
+
+def resolve(strategy: Strategy, sampling: Sampling, accountant: str = "auto") -> Accountant:
+    """The accountant for a combination, or `Unsupported` saying which part has none."""
+    if accountant != "auto":
+        chosen = ACCOUNTANTS.find(accountant).build()
+        reason = chosen.reason(strategy, sampling)
+        if reason is not None:
+            raise Unsupported(reason)
+        return chosen
+    reasons = []
+    for entry in ACCOUNTANTS:
+        candidate = entry.build()
+        reason = candidate.reason(strategy, sampling)
+        if reason is None:
+            return candidate
+        reasons.append(reason)
+    # An accountant of this sampler knows best what is missing.
+    near = [reason for reason in reasons if reason.startswith(f"sampling={sampling.name!r}")]
+    raise Unsupported(near[0] if near else f"sampling={sampling.name!r} has no accountant; choose another sampler")
+
+
+def account(
+    strategy: Strategy,
+    sampling: Sampling,
+    noise_multiplier: float,
+    *,
+    steps: int | None = None,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    parameters: int | None = None,
+    accountant: str = "auto",
+) -> Account:
+    """(ε, δ) of the first `steps` steps (all, if not said), for one of `delta` and `epsilon`.
+
+    `parameters` is the number of trainable parameters: the finite reach of the noise then counts in δ.
+
+    >>> from sordino.budget import Schedule
+    >>> from sordino.sampling import make_sampling
+    >>> from sordino.strategies import make_strategy
+    >>> sampling = make_sampling("fixed-order", Schedule(examples=1000, batch_size=100, epochs=4))
+    >>> round(account(make_strategy("identity", 40), sampling, 1.2005, delta=1e-5).epsilon, 2)
+    8.0
+    """
+    if (delta is None) == (epsilon is None):
+        raise SordinoError(f"delta={delta}, epsilon={epsilon}: give one of the two, and the other is the answer")
+    number("noise_multiplier", noise_multiplier, at_least=0.0)
+    count = _steps(strategy, sampling, steps)
+    if noise_multiplier == 0.0:  # nothing to prove about any combination
+        spent = count > 0
+        if delta is None:
+            return Account(float(epsilon or 0.0), 1.0 if spent else 0.0, "none", "none", 0.0, False)
+        return Account(math.inf if spent else 0.0, delta, "none", "none", 0.0, False)
+    chosen = resolve(strategy, sampling, accountant)
+    query = Query(strategy, sampling, float(noise_multiplier), count)
+    if delta is not None:
+        number("delta", delta, above=0.0, below=1.0)
+        epsilon = chosen.epsilon(query, delta, parameters)
+    else:
+        assert epsilon is not None
+        number("epsilon", epsilon, at_least=0.0)
+        delta = chosen.delta(query, epsilon, parameters)
+    return Account(epsilon, delta, chosen.name, chosen.title, chosen.failure_probability, bool(parameters))
+
+
+def calibrate(
+    strategy: Strategy,
+    sampling: Sampling,
+    budget: Budget,
+    *,
+    steps: int | None = None,
+    parameters: int | None = None,
+    accountant: str = "auto",
+) -> float:
+    """The smallest noise multiplier, to the accountant's tolerance and from above, that keeps `account` within the budget."""
+    count = _steps(strategy, sampling, steps)
+    if budget.epsilon == math.inf or count == 0:
+        return 0.0
+    chosen = resolve(strategy, sampling, accountant)
+
+    def excess(sigma: float, coarse: bool) -> float:
+        """ln(δ of the run at this σ and the budget's ε / the budget's δ): at most 0 is enough noise."""
+        spent = chosen.delta(Query(strategy, sampling, sigma, count, coarse), budget.epsilon, parameters)
+        return math.log(spent / budget.delta) if spent > 0.0 else -math.inf
+
+    # Any start will do; this one is right where nothing is amplified and near where it is.
+    start = gaussian_sigma(budget.epsilon, budget.delta)
+    coarse = _search(lambda sigma: excess(sigma, True), start, tolerance=max(1e-4, chosen.tolerance), step=2.0)
+    sigma = _search(lambda sigma: excess(sigma, False), coarse, tolerance=chosen.tolerance, step=1.002)
+    # What is reported is ε at δ, not δ at ε: the same curve read the other way, up to rounding.
+    while chosen.epsilon(Query(strategy, sampling, sigma, count), budget.delta, parameters) > budget.epsilon:
+        sigma *= 1.0 + max(1e-12, chosen.tolerance / 8)
+    return sigma
+
+
+def _search(excess: Callable[[float], float], start: float, *, tolerance: float, step: float) -> float:
+    """The least x with excess(x) ≤ 0, from above, for a decreasing function: bracket, then false position.
+
+    ln δ is close to linear in ln σ over short stretches, so the Illinois variant needs few
+    evaluations; where a value is infinite it bisects.
+    """
+    x = math.log(start)
+    value = excess(start)
+    low = high = x
+    f_low = f_high = value
+    stride = math.log(step)
+    while f_high > 0.0:  # more noise
+        low, f_low = high, f_high
+        high += stride
+        stride *= 2.0
+        if high > 60.0:
+            raise SordinoError(
+                "no noise multiplier meets the budget: the noise's finite reach alone costs more δ; raise δ"
+            )
+        f_high = excess(math.exp(high))
+    while f_low <= 0.0:  # less
+        high, f_high = low, f_low
+        low -= stride
+        stride *= 2.0
+        if low < -60.0:
+            return math.exp(high)
+        f_low = excess(math.exp(low))
+    kept = 0  # how many times in a row the same end was kept
+    best = f_high  # f_high itself is halved along the way
+    while high - low > tolerance and not -tolerance < best <= 0.0:
+        if math.isfinite(f_low) and math.isfinite(f_high) and f_low > f_high:
+            middle = high - f_high * (high - low) / (f_high - f_low)
+            # Aim a little to the safe side, so that the upper end comes down too.
+            middle = min(max(middle + 0.2 * tolerance, low + 0.02 * (high - low)), high - 0.02 * (high - low))
+        else:
+            middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        value = excess(math.exp(middle))
+        if value <= 0.0:
+            high, f_high, best = middle, value, value
+            kept = kept + 1 if kept > 0 else 1
+            if kept > 1:
+                f_low = f_low / 2
+        else:
+            low, f_low = middle, value
+            kept = kept - 1 if kept < 0 else -1
+            if kept < -1:
+                f_high = f_high / 2
+    return math.exp(high)
+
+
+def _steps(strategy: Strategy, sampling: Sampling, steps: int | None) -> int:
+    planned = sampling.schedule.steps
+    if strategy.steps != planned:
+        raise SordinoError(f"{strategy.name!r} was built for {strategy.steps} steps, the schedule has {planned}")
+    if steps is None:
+        return planned
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= planned:
+        raise SordinoError(f"steps={steps!r} must be a whole number from 0 to the {planned} planned")
+    return steps
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    """`value` as a float, or an error that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SordinoError(f"{name}={value!r} must be a number, not {type(value).__name__}")
+    if math.isnan(value) or value < at_least or value <= above or value >= below:
+        limits = [f"at least {at_least:g}"] if at_least > -math.inf else []
+        limits += [f"more than {above:g}"] if above > -math.inf else []
+        limits += [f"less than {below:g}"] if below < math.inf else ["finite"]
+        raise SordinoError(f"{name}={value!r} must be {' and '.join(limits)}")
+    return float(value)
+
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Account",
+    "Accountant",
+    "Query",
+    "account",
+    "calibrate",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_sigma",
+    "resolve",
+]
