@@ -1,0 +1,132 @@
+"""The contract of a geometry, and what all linear ones share.
+
+A geometry maps the gradient g to coordinates ĝ, in which it is clipped and
+noised, and maps the result back. Every geometry here is linear and works one
+parameter at a time, so
+
+    Σ_i w_i ĝ_i = into(Σ_i w_i g_i),
+
+and only the norms ‖ĝ_i‖ need each example's gradient. `Meter` collects, during
+one backward pass, the uses of every parameter, measures the norms as soon as a
+parameter is complete, and keeps whatever is smaller for the sum.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..gradients.uses import Derived, PerExample, Rows, Use
+from . import norms
+
+if TYPE_CHECKING:
+    from ..gradients.recorder import Recorder
+    from ..public import Public
+
+
+class Geometry(ABC):
+    """How gradients are measured. Stateless unless a subclass says otherwise."""
+
+    name: str
+    needs_public = False
+
+    def prepare(self, model: torch.nn.Module, parameters: dict[str, Tensor], public: Public | None, keys: Any) -> None:
+        """Learn from public data, once, before the first step."""
+
+    @abstractmethod
+    def square_norms(self, name: str, uses: list[Use]) -> tuple[Tensor, list[Use]]:
+        """‖ĝ_i‖² of one parameter, (n,), and the uses to keep for the sum."""
+
+    def into(self, name: str, total: Tensor) -> Tensor:
+        """g ↦ ĝ."""
+        return total
+
+    def back(self, name: str, update: Tensor) -> Tensor:
+        """What the optimizer gets from the noisy average in coordinates."""
+        return update
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state_dict` gave."""
+
+    def describe(self) -> str:
+        return self.name
+
+
+class Meter:
+    """The uses of one physical batch, by parameter."""
+
+    def __init__(self, geometry: Geometry, recorder: Recorder, n: int) -> None:
+        self.geometry, self.recorder, self.n = geometry, recorder, n
+        self.uses: dict[str, list[Use]] = {name: [] for name in recorder.parameters}
+        self.derived: dict[int, tuple[Tensor, list[Use]]] = {}
+        self.norms: dict[str, Tensor] = {}
+        self.stale: set[str] = set()  # measured, then used again (a checkpoint that recomputes)
+
+    def add(self, tensor: Tensor, use: Use) -> None:
+        """Called by the recorder while the backward pass runs."""
+        name = self.recorder.names.get(id(tensor))
+        if name is None:
+            self.derived.setdefault(id(tensor), (tensor, []))[1].append(use)
+            return
+        self._append(name, use)
+        if self.recorder.expected.get(id(tensor)) == len(self.uses[name]) and name not in self.recorder.has_derived:
+            self._measure(name)
+
+    def _append(self, name: str, use: Use) -> None:
+        self.uses[name].append(use)
+        if name in self.norms:
+            self.stale.add(name)
+
+    def _measure(self, name: str) -> None:
+        self.stale.discard(name)
+        with norms.full_precision(self.recorder.device):
+            self.norms[name], self.uses[name] = self.geometry.square_norms(name, self.uses[name])
+
+    def finish(self) -> dict[str, Tensor]:
+        """‖ĝ_i‖² by parameter, for every parameter; zeros where no gradient arrived."""
+        for tensor, uses in self.derived.values():
+            self._resolve(tensor, uses)
+        self.derived.clear()
+        for name, uses in self.uses.items():
+            if uses and (name not in self.norms or name in self.stale):
+                self._measure(name)
+            elif not uses:
+                self.norms[name] = torch.zeros(self.n, device=self.recorder.device)
+        return self.norms
+
+    def _resolve(self, tensor: Tensor, uses: list[Use]) -> None:
+        """Hand the uses of a derived tensor to the parameters it was computed from."""
+        origin = self.recorder.derived.get(tensor)
+        if origin is not None and origin.embedding is not None and all(isinstance(u, PerExample) for u in uses):
+            weight, index, padding_idx = origin.embedding
+            if id(weight) in self.recorder.names:
+                grad = torch.stack([u.per_example(0, self.n) for u in uses]).sum(0)
+                rows = index.reshape(1, -1).expand(self.n, -1)
+                rows = rows if padding_idx is None else rows.masked_fill(rows == padding_idx, -1)
+                right = grad.reshape(self.n, rows.shape[1], -1)
+                self._append(self.recorder.names[id(weight)], Rows(rows, right, weight.shape[0]))
+                return
+        for parameter in self.recorder.parameters_below(tensor):
+            self._append(self.recorder.names[id(parameter)], Derived(uses, tensor, parameter))
+
+    def sums(self, weights: dict[str, Tensor], keep: Tensor | None) -> dict[str, Tensor]:
+        """Σ_i weights_i ĝ_i by parameter; `keep` marks the finite examples if some are not."""
+        out = {}
+        for name, uses in self.uses.items():
+            if not uses:
+                continue
+            w = weights[name]
+            if keep is not None:
+                w, uses = w[keep], [use.select(keep) for use in uses]
+            total = uses[0].weighted_sum(w)
+            for use in uses[1:]:
+                total = total + use.weighted_sum(w)
+            out[name] = self.geometry.into(name, total)
+            self.uses[name] = []
+        return out

@@ -1,0 +1,79 @@
+"""The ordinary norm. Owns the choice between Gram matrices and materialised gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..gradients.uses import Factors, Patches, PerExample, Rows, Use
+from .base import Geometry
+from .norms import (
+    chunk,
+    cross,
+    exact,
+    factor_norms,
+    gram,
+    gram_is_cheaper,
+    materialised,
+    row_norms,
+    squares,
+)
+
+
+class Euclidean(Geometry):
+    name = "euclidean"
+
+    def square_norms(self, name: str, uses: list[Use]) -> tuple[Tensor, list[Use]]:
+        if len(uses) == 1:
+            return self._one(uses[0])
+        if all(isinstance(u, Factors) for u in uses):
+            joined = Factors(
+                torch.cat([exact(u.left) for u in uses], 1),  # type: ignore[attr-defined]
+                torch.cat([exact(u.right) for u in uses], 1),  # type: ignore[attr-defined]
+            )
+            return self._one(joined)
+        if all(isinstance(u, (Factors, Rows)) for u in uses) and uses[0].right.shape[2] == uses[-1].right.shape[2]:  # type: ignore[attr-defined]
+            total = sum((row_norms(u) if isinstance(u, Rows) else factor_norms(u) for u in uses), torch.zeros(()))  # type: ignore[arg-type]
+            for i, first in enumerate(uses):
+                for second in uses[:i]:
+                    total = total + 2 * cross(first, second)
+            return total.clamp(min=0), uses
+        size = uses[0].per_example(0, 1).numel()
+        return self._materialise(uses, size, size)
+
+    def _one(self, use: Use) -> tuple[Tensor, list[Use]]:
+        if isinstance(use, PerExample):
+            return squares(use.grad), [use]
+        if isinstance(use, Rows):
+            return row_norms(use), [use]
+        if isinstance(use, Factors):
+            p, q = use.left.shape[2], use.right.shape[2]
+            if use.length == 1 or gram_is_cheaper(use.length, p, q):
+                return factor_norms(use), [use]
+            return self._materialise([use], p * q, p * q)
+        if isinstance(use, Patches):
+            return self._patches(use)
+        size = use.per_example(0, 1).numel()
+        return self._materialise([use], size, size)
+
+    def _patches(self, use: Patches) -> tuple[Tensor, list[Use]]:
+        weight, groups = use.spec.weight, use.spec.groups
+        size, length = weight.numel(), use.positions
+        p = weight.shape[0] // groups
+        q = size // weight.shape[0]
+        unfolded = length * q * groups
+        if not gram_is_cheaper(length, p, q):
+            return self._materialise([use], size, size + unfolded)
+        step = chunk(use, unfolded + 2 * groups * length**2, use.g.device)
+        found = []
+        for lo in range(0, use.n, step):
+            hi = min(use.n, lo + step)
+            found.append(gram(*use.factors(lo, hi)).reshape(hi - lo, groups).sum(1))
+        return torch.cat(found).clamp_(min=0), [use]
+
+    def _materialise(self, uses: list[Use], size: int, numbers: int) -> tuple[Tensor, list[Use]]:
+        keep = size * uses[0].n <= sum(use.stored() for use in uses)
+        device = uses[0].per_example(0, 1).device if not isinstance(uses[0], (Factors, Patches)) else (
+            uses[0].left if isinstance(uses[0], Factors) else uses[0].g
+        ).device  # fmt: skip
+        return materialised(uses, squares, numbers, device, keep)

@@ -1,0 +1,120 @@
+"""Squared Euclidean norms of per-example gradients, from whatever form is cheapest.
+
+For grad_i = Σ_t l_t r_tᵀ the norm is either read off the materialised gradient
+(T·p·q multiplications) or off two Gram matrices,
+
+    ‖grad_i‖² = Σ_{s,t} ⟨l_s, l_t⟩ ⟨r_s, r_t⟩        (T²·(p + q) multiplications),
+
+which need no p·q numbers in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..gradients.uses import Factors, PerExample, Rows, Use, exact
+
+Measure = Callable[[Tensor], Tensor]  # (m, *shape) -> (m,) squared norms
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No TF32 in norms: a bound is a bound."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+        return
+    old = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = old
+
+
+def squares(grad: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(grad.flatten(1), dim=1).square()
+
+
+def chunk(use: Use, numbers: int, device: torch.device) -> int:
+    """How many examples to materialise at once, `numbers` being what one of them takes."""
+    room = 2**26 if device.type == "cuda" else 2**19
+    return max(1, min(use.n, room // max(1, numbers)))
+
+
+def materialised(uses: list[Use], measure: Measure, numbers: int, device: torch.device, keep: bool) -> tuple[
+    Tensor, list[Use]
+]:  # fmt: skip
+    """Norms chunk by chunk; the gradients themselves are kept if `keep`."""
+    n = uses[0].n
+    size = chunk(uses[0], numbers, device)
+    found, kept = [], []
+    for lo in range(0, n, size):
+        grad = uses[0].per_example(lo, min(n, lo + size))
+        for use in uses[1:]:
+            grad = grad + use.per_example(lo, min(n, lo + size))
+        found.append(measure(grad))
+        if keep:
+            kept.append(grad)
+    out = torch.cat(found)
+    if not keep:
+        return out, uses
+    return out, [PerExample(kept[0] if len(kept) == 1 else torch.cat(kept))]
+
+
+def gram(left: Tensor, right: Tensor) -> Tensor:
+    """Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩ for (n, T, p) and (n, T, q)."""
+    a = torch.bmm(left, left.transpose(1, 2))
+    b = torch.bmm(right, right.transpose(1, 2))
+    return a.mul_(b).sum((1, 2))
+
+
+def gram_is_cheaper(length: int, p: int, q: int) -> bool:
+    return length * (p + q) <= p * q
+
+
+def factor_norms(use: Factors) -> Tensor:
+    """The norms of Factors without materialising."""
+    left, right = exact(use.left), exact(use.right)
+    if use.length == 1:
+        return squares(left) * squares(right)
+    return gram(left, right).clamp_(min=0)
+
+
+def row_norms(use: Rows) -> Tensor:
+    """Σ_{s,t} [index_s = index_t] ⟨r_s, r_t⟩."""
+    right = exact(use.right)
+    used = use.index >= 0
+    same = (use.index[:, :, None] == use.index[:, None, :]) & used[:, :, None]
+    inner = torch.bmm(right, right.transpose(1, 2))
+    return torch.where(same, inner, 0.0).sum((1, 2)).clamp_(min=0)
+
+
+def cross(first: Use, second: Use) -> Tensor:
+    """⟨grad_i of first, grad_i of second⟩ for two uses of one matrix in factored form."""
+    a, b = (first, second) if isinstance(first, Rows) else (second, first)
+    ra, rb = exact(a.right), exact(b.right)  # type: ignore[attr-defined]
+    inner = torch.bmm(ra, rb.transpose(1, 2))  # (n, Ta, Tb)
+    if isinstance(a, Rows) and isinstance(b, Rows):
+        same = (a.index[:, :, None] == b.index[:, None, :]) & (a.index >= 0)[:, :, None]
+        return torch.where(same, inner, 0.0).sum((1, 2))
+    assert isinstance(b, Factors)
+    left = exact(b.left)
+    if isinstance(a, Rows):  # ⟨e_{index_s}, l_t⟩ = l_t[index_s]
+        index = a.index.clamp(min=0)[:, None, :].expand(-1, b.length, -1)
+        picked = left.gather(2, index).transpose(1, 2)  # (n, Ta, Tb)
+        return (picked * inner * (a.index >= 0)[:, :, None]).sum((1, 2))
+    assert isinstance(a, Factors)
+    return (torch.bmm(exact(a.left), left.transpose(1, 2)) * inner).sum((1, 2))

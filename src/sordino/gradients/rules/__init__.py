@@ -1,0 +1,62 @@
+"""One rule per kind of operation; `run` chooses.
+
+A rule takes `(recorder, func, args, kwargs)` and returns the operation's result,
+or NotImplemented to leave the case to the fallback, which differentiates the
+operation itself example by example with `torch.func.vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from . import attention, broadcast, conv, embedding, fallback, linear, norms, recurrent
+
+if TYPE_CHECKING:
+    from ..recorder import Recorder
+
+Rule = Callable[["Recorder", Any, tuple, dict], Any]
+
+RULES: dict[Any, Rule] = {
+    **linear.RULES,
+    **conv.RULES,
+    **embedding.RULES,
+    **norms.RULES,
+    **broadcast.RULES,
+}
+# written out in operations that have rules; run with the recorder on
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    **attention.DECOMPOSITIONS,
+    **recurrent.DECOMPOSITIONS,
+    **norms.DECOMPOSITIONS,
+}
+
+
+def run(recorder: Recorder, func: Any, args: tuple, kwargs: dict, batched: bool) -> Any:
+    """An operation in which a parameter (or a derived tensor) takes part."""
+    if func in DECOMPOSITIONS:
+        with recorder:
+            return DECOMPOSITIONS[func](*args, **kwargs)
+    if not batched:
+        return _derive(recorder, func, args, kwargs)
+    if func in RULES:
+        out = RULES[func](recorder, func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+    return fallback.run(recorder, func, args, kwargs)
+
+
+def _derive(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Parameters and constants only: autograd follows as usual, and the result counts as derived."""
+    special = embedding.DERIVE.get(func)
+    if special is not None:
+        out = special(recorder, func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+    out = func(*args, **kwargs)
+    changed = args[0] if fallback.in_place(func) else out
+    if not isinstance(changed, Tensor) or id(changed) not in recorder.names:
+        recorder.mark_derived(changed)
+    return out

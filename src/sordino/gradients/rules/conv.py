@@ -1,0 +1,130 @@
+"""Convolutions and transposed convolutions in one, two and three dimensions.
+
+The weight gradient of one example is its output gradients times the patches of
+its image; patches are cut only when a norm needs them, and the weighted sum of
+all examples is an ordinary convolution backward with scaled gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..recorder import Operation
+from ..uses import ConvSpec, Patches, PerExample, exact
+from .linear import lower
+
+if TYPE_CHECKING:
+    from ..recorder import Recorder
+
+
+class Conv(Operation):
+    name = "conv"
+
+    def __init__(self, recorder: Recorder, spec: ConvSpec, bias: Tensor | None) -> None:
+        super().__init__(recorder, [t for t in (spec.weight, bias) if t is not None and recorder.is_parameter(t)])
+        self.spec, self.bias = spec, bias
+        self.trains_weight, self.trains_bias = self.trains(spec.weight), self.trains(bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        x, spec = lower(x), self.spec
+        bias = None if self.bias is None else self.bias.detach().to(x.dtype)
+        y = torch.convolution(
+            x, spec.weight.detach().to(x.dtype), bias, spec.stride, spec.padding, spec.dilation,
+            spec.transposed, spec.output_padding, spec.groups,
+        )  # fmt: skip
+        return y, (x,)
+
+    def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
+        (g,), (x,) = grads, saved
+        layout = self.recorder.layout(self.key, g)
+        if layout is not None:
+            n = self.recorder.n
+            if not (layout.dim == 0 and layout.slow):
+                g_, x_ = (layout.front(t, n).flatten(0, 1) for t in (g, x))
+            else:
+                g_, x_ = g, x
+            if self.trains_weight:
+                self.recorder.sink(self.spec.weight, Patches(x_, g_, self.spec, n))
+            if self.trains_bias:
+                grad = exact(g_).flatten(2).sum(2).reshape(n, -1, g_.shape[1]).sum(1)
+                self.recorder.sink(self.bias, PerExample(grad))
+        return (self.spec.backward(g, x, [True, False, False])[0] if needed[0] else None,)
+
+
+def _tuple(value: Any, dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(tuple(value)) == 1 else 1)
+
+
+def conv(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _conv(recorder, *args, **kwargs)
+
+
+def _conv(
+    recorder: Recorder,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    dims = weight.dim() - 2
+    if not _plain(recorder, input, weight, bias):
+        return NotImplemented
+    dilations = _tuple(dilation, dims)
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
+        sides = [side for t in reversed(total) for side in (t // 2, t - t // 2)]
+        with recorder:
+            input = F.pad(input, sides)
+        padding = 0
+    elif padding == "valid":
+        padding = 0
+    spec = ConvSpec(weight, _tuple(stride, dims), _tuple(padding, dims), dilations, False, (0,) * dims, groups)
+    return Conv(recorder, spec, bias).apply(input)
+
+
+def conv_transpose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _conv_transpose(recorder, *args, **kwargs)
+
+
+def _conv_transpose(
+    recorder: Recorder,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    dims = weight.dim() - 2
+    if not _plain(recorder, input, weight, bias):
+        return NotImplemented
+    spec = ConvSpec(
+        weight, _tuple(stride, dims), _tuple(padding, dims), _tuple(dilation, dims),
+        True, _tuple(output_padding, dims), groups,
+    )  # fmt: skip
+    return Conv(recorder, spec, bias).apply(input)
+
+
+def _plain(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    if input.dim() != weight.dim() or not recorder.is_batched(input) or recorder.is_batched(weight):
+        return False
+    return bias is None or not recorder.is_batched(bias)
+
+
+RULES = {
+    torch.conv1d: conv,
+    torch.conv2d: conv,
+    torch.conv3d: conv,
+    torch.conv_transpose1d: conv_transpose,
+    torch.conv_transpose2d: conv_transpose,
+    torch.conv_transpose3d: conv_transpose,
+}

@@ -1,0 +1,127 @@
+"""Matrix products with a parameter: `F.linear`, `x @ W`, `torch.addmm` (the transformers library's Conv1D).
+
+y = x Wᵀ + b    ⇒    ∂L_i/∂W = Σ_t g_it x_itᵀ,   ∂L_i/∂b = Σ_t g_it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..recorder import Operation
+from ..uses import Factors, PerExample, exact
+
+if TYPE_CHECKING:
+    from ..recorder import Recorder
+
+
+def lower(x: Tensor) -> Tensor:
+    """x as autocast would give it to a matrix product, so that what is saved is what autocast would save."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+class Linear(Operation):
+    """y = x Wᵀ + b with W (out, in), or y = x W + b with W (in, out) if `flipped`."""
+
+    name = "linear"
+
+    def __init__(self, recorder: Recorder, weight: Tensor, bias: Tensor | None, flipped: bool) -> None:
+        present = [t for t in (weight, bias) if t is not None and recorder.is_parameter(t)]
+        super().__init__(recorder, present)
+        self.weight, self.bias, self.flipped = weight, bias, flipped
+        self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        x = lower(x)
+        weight = self.weight.detach()
+        bias = None if self.bias is None else self.bias.detach()
+        y = F.linear(x, weight.T if self.flipped else weight, bias)
+        return y, (x if self.trains_weight else None,)
+
+    def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
+        (g,), (x,) = grads, saved
+        layout = self.recorder.layout(self.key, g)
+        if layout is not None:
+            n = self.recorder.n
+            left = layout.front(g, n).flatten(1, -2)
+            if self.trains_weight:
+                right = layout.front(x, n).flatten(1, -2)
+                self.recorder.sink(self.weight, Factors(right, left) if self.flipped else Factors(left, right))
+            if self.trains_bias:
+                grad = exact(left).sum(1) if left.shape[1] > 1 else left[:, 0]
+                self.recorder.sink(self.bias, PerExample(grad))
+        if not needed[0]:
+            return (None,)
+        weight = self.weight.detach().to(g.dtype)
+        return (g @ (weight.T if self.flipped else weight),)
+
+
+def _simple(recorder: Recorder, *others: Tensor | None) -> bool:
+    return not any(t is not None and recorder.is_batched(t) for t in others)
+
+
+def linear(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _linear(recorder, *args, **kwargs)
+
+
+def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if weight.dim() != 2 or input.dim() < 2 or not recorder.is_batched(input) or not _simple(recorder, weight, bias):
+        return NotImplemented
+    source = transposed_parameter(recorder, weight)
+    if source is not None:
+        return Linear(recorder, source, bias, flipped=True).apply(input)
+    return Linear(recorder, weight, bias, flipped=False).apply(input)
+
+
+def transposed_parameter(recorder: Recorder, tensor: Tensor) -> Tensor | None:
+    """p if `tensor` is exactly p.T for a two-dimensional parameter p."""
+    base = tensor._base
+    if base is None or id(base) not in recorder.names or base.dim() != 2 or tensor not in recorder.derived:
+        return None
+    same = tensor.shape == base.shape[::-1] and tensor.stride() == base.stride()[::-1]
+    plain = tensor.grad_fn is not None and tensor.grad_fn.name() in ("TBackward0", "TransposeBackward0",
+                                                                     "PermuteBackward0")  # fmt: skip
+    return base if same and plain and tensor.data_ptr() == base.data_ptr() else None
+
+
+def matmul(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    if kwargs or len(args) != 2:
+        return NotImplemented
+    x, weight = args
+    if func is Tensor.__rmatmul__:
+        x, weight = weight, x
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.dim() != 2 or x.dim() < 2:
+        return NotImplemented
+    if not recorder.is_batched(x) or not _simple(recorder, weight):
+        return NotImplemented
+    source = transposed_parameter(recorder, weight)
+    if source is not None:
+        return Linear(recorder, source, None, flipped=False).apply(x)
+    return Linear(recorder, weight, None, flipped=True).apply(x)
+
+
+def addmm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    if kwargs or len(args) != 3:
+        return NotImplemented
+    bias, x, weight = args
+    if bias.dim() != 1 or not recorder.is_batched(x) or not _simple(recorder, weight, bias):
+        return NotImplemented
+    return Linear(recorder, weight, bias, flipped=True).apply(x)
+
+
+RULES = {
+    F.linear: linear,
+    torch.matmul: matmul,
+    torch.mm: matmul,
+    Tensor.matmul: matmul,
+    Tensor.mm: matmul,
+    Tensor.__matmul__: matmul,
+    Tensor.__rmatmul__: matmul,
+    torch.addmm: addmm,
+    Tensor.addmm: addmm,
+}

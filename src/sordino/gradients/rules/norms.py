@@ -1,0 +1,181 @@
+"""Normalisation layers. ∂L_i/∂w = Σ_t g_it x̂_it, ∂L_i/∂b = Σ_t g_it, with x̂ the normalised input.
+
+LayerNorm and GroupNorm, the common ones, are rules of their own; the others are
+the same normalisation without weights, then `· w + b`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import PrivacyError
+from ..recorder import Operation
+from ..uses import PerExample, exact
+
+if TYPE_CHECKING:
+    from ..recorder import Recorder
+
+
+class LayerNorm(Operation):
+    name = "layer_norm"
+
+    def __init__(self, recorder: Recorder, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        super().__init__(recorder, [t for t in (weight, bias) if t is not None and recorder.is_parameter(t)])
+        self.shape, self.weight, self.bias, self.eps = list(shape), weight, bias, eps
+        self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.float()
+        weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
+        y, mean, rstd = torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
+        return y, (x, mean, rstd)
+
+    def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
+        (g,), (x, mean, rstd) = grads, saved
+        layout = self.recorder.layout(self.key, g)
+        if layout is not None:
+            n, d = self.recorder.n, len(self.shape)
+            if self.trains_weight:
+                xhat = (exact(x) - exact(mean)).mul_(exact(rstd)).mul_(g)
+                self.recorder.sink(self.weight, PerExample(layout.front(xhat, n).flatten(1, -1 - d).sum(1)))
+            if self.trains_bias:
+                self.recorder.sink(self.bias, PerExample(exact(layout.front(g, n).flatten(1, -1 - d)).sum(1)))
+        if not needed[0]:
+            return (None,)
+        weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
+        back = torch.ops.aten.native_layer_norm_backward(
+            g.contiguous(), x, self.shape, mean, rstd, weight, bias, [True, False, False]
+        )
+        return (back[0],)
+
+
+class GroupNorm(Operation):
+    name = "group_norm"
+
+    def __init__(self, recorder: Recorder, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+        super().__init__(recorder, [t for t in (weight, bias) if t is not None and recorder.is_parameter(t)])
+        self.groups, self.weight, self.bias, self.eps = groups, weight, bias, eps
+        self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.float()
+        x = x.contiguous()
+        rows, channels = x.shape[:2]
+        weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
+        y, mean, rstd = torch.native_group_norm(
+            x, weight, bias, rows, channels, x.shape[2:].numel(), self.groups, self.eps
+        )
+        return y, (x, mean, rstd)
+
+    def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
+        g, (x, mean, rstd) = grads[0].contiguous(), saved
+        rows, channels = x.shape[:2]
+        layout = self.recorder.layout(self.key, g)
+        if layout is not None:
+            n, each = self.recorder.n, channels // self.groups
+            g_, x_ = exact(g).flatten(2), exact(x).flatten(2)
+            sum_g = g_.sum(2)  # (rows, C)
+            if self.trains_weight:
+                sum_gx = torch.bmm(g_.reshape(rows * channels, 1, -1), x_.reshape(rows * channels, -1, 1))
+                mean_, rstd_ = (exact(t).repeat_interleave(each, 1) for t in (mean, rstd))
+                grad = (sum_gx.reshape(rows, channels) - mean_ * sum_g) * rstd_
+                self.recorder.sink(self.weight, PerExample(layout.front(grad, n).reshape(n, -1, channels).sum(1)))
+            if self.trains_bias:
+                self.recorder.sink(self.bias, PerExample(layout.front(sum_g, n).reshape(n, -1, channels).sum(1)))
+        if not needed[0]:
+            return (None,)
+        weight = None if self.weight is None else self.weight.detach()
+        back = torch.ops.aten.native_group_norm_backward(
+            g, x, mean, rstd, weight, rows, channels, x.shape[2:].numel(), self.groups, [True, False, False]
+        )
+        return (back[0],)
+
+
+def layer_norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _layer_norm(recorder, *args, **kwargs)
+
+
+def _layer_norm(
+    recorder: Recorder, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:  # fmt: skip
+    if any(t is not None and recorder.is_batched(t) for t in (weight, bias)) or not recorder.is_batched(input):
+        return NotImplemented
+    if input.dim() <= len(normalized_shape):
+        return NotImplemented
+    return LayerNorm(recorder, normalized_shape, weight, bias, eps).apply(input)
+
+
+def group_norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    return _group_norm(recorder, *args, **kwargs)
+
+
+def _group_norm(
+    recorder: Recorder, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:  # fmt: skip
+    if any(t is not None and recorder.is_batched(t) for t in (weight, bias)) or not recorder.is_batched(input):
+        return NotImplemented
+    return GroupNorm(recorder, num_groups, weight, bias, eps).apply(input)
+
+
+# -- the same normalisation without weights, then · w + b ---------------------------------
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shape = (-1, *[1] * (x.dim() - 2))
+    if weight is not None:
+        x = x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    out = F.rms_norm(input, normalized_shape, None, eps)
+    return out if weight is None else out * weight
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if use_input_stats and running_mean is not None:
+        raise PrivacyError(
+            "instance_norm updates running statistics (track_running_stats=True), which would be released as they "
+            "are; set track_running_stats=False or call .eval() on the layer"
+        )
+    out = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return _affine(out, weight, bias)
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training:
+        raise PrivacyError(
+            "batch_norm in training mode mixes the examples of a batch; replace it with GroupNorm, or freeze its "
+            "statistics with .eval()"
+        )
+    return _affine(F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps), weight, bias)
+
+
+RULES = {F.layer_norm: layer_norm, F.group_norm: group_norm}
+DECOMPOSITIONS = {F.rms_norm: rms_norm, F.instance_norm: instance_norm, F.batch_norm: batch_norm}
