@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .budget import Adjacency, Budget, Guarantee, Participation, Schedule
+    from .budget import Adjacency, Budget, Guarantee, Participation, Schedule, SordinoWarning
     from .denoising import Shrinkage
     from .errors import PrivacyError, SordinoError, StateError, Unsupported
+    from .geometry import AdaDPS
     from .plan import Plan, plan
     from .private import Batch, Private, make_private
     from .public import Public
 
 _HOME = {
+    "AdaDPS": "geometry",
     "Adjacency": "budget",
     "Batch": "private",
     "Budget": "budget",
@@ -37,6 +39,7 @@ _HOME = {
     "Schedule": "budget",
     "Shrinkage": "denoising",
     "SordinoError": "errors",
+    "SordinoWarning": "budget",
     "StateError": "errors",
     "Unsupported": "errors",
     "make_private": "private",
@@ -44,6 +47,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AdaDPS",
     "Adjacency",
     "Batch",
     "Budget",
@@ -56,6 +60,7 @@ __all__ = [
     "Schedule",
     "Shrinkage",
     "SordinoError",
+    "SordinoWarning",
     "StateError",
     "Unsupported",
     "__version__",

@@ -1,0 +1,170 @@
+"""The verbs and their options. What they do is imported when they run, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="sordino",
+    help="Differentially private training for PyTorch.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Examples = Annotated[int | None, typer.Option(help="N, the number of private examples (a public constant).")]
+BatchSize = Annotated[int | None, typer.Option(help="B, the expected batch size.")]
+Epochs = Annotated[int | None, typer.Option(help="How often the data is gone through.")]
+Delta = Annotated[float | None, typer.Option(help="δ of the (ε, δ) guarantee, well under 1/N.")]
+Sampling = Annotated[str, typer.Option(help="Who is in the batch: poisson, fixed-order, balls-in-bins, …")]
+Parameters = Annotated[
+    int | None,
+    typer.Option(help="Trainable parameters: the reach of the noise then counts in δ, and memory is told."),
+]
+Accountant = Annotated[str, typer.Option(help="auto, or one by name.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw a picture into this file (.png, .svg, .pdf).")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from .. import __version__
+
+        print(f"sordino {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def plan(
+    examples: Examples = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε that may be spent.")] = None,
+    delta: Delta = None,
+    noise: Annotated[
+        str | None, typer.Option(help="identity, lambda-cgd:0.95, …; without it everything is compared.")
+    ] = None,
+    sampling: Annotated[
+        str | None, typer.Option(help="Who is in the batch: poisson (if only --noise is given), fixed-order, …")
+    ] = None,
+    parameters: Parameters = None,
+    accountant: Accountant = "auto",
+    picture: Picture = None,
+    list_: Annotated[bool, typer.Option("--list", help="What there is to choose from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """How much noise a budget needs, and what it costs. Touches no data."""
+    from . import plan as verb
+
+    if list_:
+        verb.show_choices(as_json)
+        return
+    schedule = verb.schedule(examples=examples, batch_size=batch_size, epochs=epochs)
+    budget = verb.budget(epsilon, delta)
+    if noise is None:
+        verb.show_comparison(budget, schedule, sampling, parameters, picture, as_json)
+    else:
+        verb.show_plan(budget, schedule, noise, sampling or "poisson", parameters, accountant, picture, as_json)
+
+
+@app.command()
+def account(
+    examples: Examples = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Standard deviation of the entries of Z, in units of the clip norm.")
+    ] = None,
+    delta: Delta = None,
+    noise: Annotated[str, typer.Option(help="identity, lambda-cgd:0.95, …")] = "identity",
+    sampling: Sampling = "poisson",
+    steps: Annotated[int | None, typer.Option(help="Only the first so many steps.")] = None,
+    parameters: Parameters = None,
+    accountant: Accountant = "auto",
+    picture: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """What a noise multiplier costs: the inverse of plan."""
+    from . import plan as verb
+
+    schedule = verb.schedule(examples=examples, batch_size=batch_size, epochs=epochs)
+    verb.show_account(
+        noise_multiplier, delta, schedule, noise, sampling, steps, parameters, accountant, picture, as_json
+    )
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; options below override it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default a new one under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    data: Annotated[str | None, typer.Option(help="digits, a fetched set, or a file or folder.")] = None,
+    test: Annotated[str | None, typer.Option(help="Public test data.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model; sordino plan --list names them.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε that may be spent.")] = None,
+    delta: Delta = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The optimizer's.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="ζ, the bound on one example's gradient.")] = None,
+    noise: Annotated[str | None, typer.Option(help="identity, lambda-cgd:0.95, …")] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson, fixed-order, balls-in-bins, …")] = None,
+    geometry: Annotated[str | None, typer.Option(help="The space to clip in: euclidean, adadps, …")] = None,
+    denoising: Annotated[str | None, typer.Option(help="none or shrinkage.")] = None,
+    public: Annotated[str | None, typer.Option(help="Public data, where a choice needs it.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other key: --set optimizer.momentum=0.9")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a built-in model on your data. A run is one folder."""
+    from .config import parse_assignment
+    from .train import train as verb
+
+    options = {
+        "data.path": data,
+        "data.test": test,
+        "model.name": model,
+        "epsilon": epsilon,
+        "delta": delta,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "optimizer.learning_rate": learning_rate,
+        "clip_norm": clip_norm,
+        "noise": noise,
+        "sampling": sampling,
+        "geometry": geometry,
+        "denoising": denoising,
+        "public.path": public,
+    }
+    given = [(key, value) for key, value in options.items() if value is not None]
+    code = verb(config, [*given, *map(parse_assignment, set_ or [])], out, resume, as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def data(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="cifar10, fashion-mnist, mnist; none: what is there.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Fetch even what is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch and verify public image sets."""
+    from .data import data as verb
+
+    verb(names or [], everything, again, as_json)
