@@ -19,6 +19,7 @@ from torch.autograd.graph import _engine_run_backward
 from ..errors import PrivacyError, Unsupported
 from ..geometry.base import Geometry, Meter
 from .clipping import Clipping
+from .layout import Layout
 from .opaque import opaque_modules, smallest_enclosing
 from .recorder import NeedsProbe, Recorder, check_losses
 
@@ -59,6 +60,22 @@ class Engine:
         self.recorder = Recorder(parameters)
         self.recorder.verify = verify
         self.opaque: list[str] = []  # modules differentiated as one operation
+        # after a batch, by parameter: None if no use was met, else whether any gradient was not zero
+        self.reached: dict[str, bool | None] = {}
+        self.watch_reached = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt about the model, so that a resumed run takes the same path."""
+        return {
+            "opaque": list(self.opaque),
+            "layouts": [[*key, layout.dim, layout.slow] for key, layout in self.recorder.layouts.items()],
+            "verified": [list(key) for key in self.recorder.verified],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.opaque = list(state["opaque"])
+        self.recorder.layouts = {(a, b, c): Layout(dim, slow) for a, b, c, dim, slow in state["layouts"]}
+        self.recorder.verified = {(a, b, c) for a, b, c in state["verified"]}
 
     def measure(self, losses: Losses, data: Any, n: int, rows: int, meter: Meter) -> Tensor:
         """One forward and one backward; the uses go to the meter. Returns the losses, (n,)."""
@@ -155,6 +172,8 @@ class Engine:
 
     def _clip(self, meter: Meter, value: Tensor, clipping: Clipping) -> Clipped:
         norms = meter.finish()
+        if self.watch_reached:
+            self.reached = {name: bool((norms[name] != 0).any()) if uses else None for name, uses in meter.uses.items()}
         weights, total, active = clipping.weights(norms)
         finite = torch.isfinite(total)
         bad = meter.n - int(finite.sum())

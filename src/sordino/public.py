@@ -1,0 +1,126 @@
+"""Public data: data that costs no privacy, through one door.
+
+`Public(dataset, losses=...)` is what a geometry, a noise strategy or a preparation
+learns from. Labels of public examples are, by choice, drawn from the model's own
+predictions, drawn uniformly, or the given ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .batches import Source
+from .errors import SordinoError
+
+if TYPE_CHECKING:
+    from .noise import Keys
+
+LABELS = ("model", "random", "given")
+
+
+class Public:
+    """A public data set with its per-example losses.
+
+    `losses` is called as in `private.backward`. With ``labels="model"`` or ``"random"`` the second item of an example
+    (or its "labels" entry) is replaced; examples may also be bare inputs. `predict(inputs)` gives logits, by default the
+    model's output or its `.logits`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        losses: Callable[..., Tensor],
+        labels: str = "model",
+        predict: Callable[[Any], Tensor] | None = None,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        if labels not in LABELS:
+            raise SordinoError(f"labels={labels!r} is not known; choose one of: {', '.join(LABELS)}")
+        if not callable(losses):
+            raise SordinoError(f"Public(losses={losses!r}) must be a function that returns one loss per example")
+        if predict is not None and not callable(predict):
+            raise SordinoError(f"Public(predict={predict!r}) must be a function from inputs to logits")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise SordinoError(f"Public(batch_size={batch_size!r}) must be a whole number of at least 1")
+        self.dataset, self.losses, self.labels, self.predict = dataset, losses, labels, predict
+        self.batch_size = batch_size
+        self.source = Source(dataset, collate=collate, device=torch.device("cpu"))
+
+    def describe(self) -> str:
+        return f"{len(self.source)} public examples with labels {LABEL_WORDS[self.labels]}"
+
+    def batches(self, model: nn.Module, keys: Keys, examples: int | None = None) -> Iterator[tuple[Any, int]]:
+        """(data ready for `losses`, number of examples), on the model's device, labels drawn."""
+        from .noise import Stream
+
+        device = next(model.parameters()).device
+        self.source.device = device
+        count = len(self.source) if examples is None else min(examples, len(self.source))
+        generator = torch.Generator()
+        words = Stream(keys.subkey("public-labels")).words(0, "labels", 0, 2)
+        generator.manual_seed(int(words[0]) << 32 | int(words[1]))
+        for lo in range(0, count, self.batch_size):
+            rows = list(range(lo, min(count, lo + self.batch_size)))
+            data = self.source.collated(rows, self.source.samples(rows), lambda i: 0)
+            yield self._labelled(model, data, generator), len(rows)
+
+    def _labelled(self, model: nn.Module, data: Any, generator: torch.Generator) -> Any:
+        if self.labels == "given":
+            return data
+        if isinstance(data, dict):
+            inputs: Any = {k: v for k, v in data.items() if k not in ("labels", "label")}
+            return {**data, "labels": self._draw(model, inputs, generator)}
+        inputs = data[0] if isinstance(data, tuple) else data
+        return inputs, self._draw(model, inputs, generator)
+
+    @torch.no_grad()
+    def _draw(self, model: nn.Module, inputs: Any, generator: torch.Generator) -> Tensor:
+        if self.predict is not None:
+            logits = self.predict(inputs)
+        else:
+            out = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+            logits = getattr(out, "logits", out)
+        if not isinstance(logits, Tensor) or logits.dim() < 2:
+            raise SordinoError(
+                "labels drawn from the model need logits of shape (examples, ..., classes); pass predict=, or "
+                "labels='given'"
+            )
+        probabilities = logits.float().softmax(-1).cpu()
+        if self.labels == "random":
+            probabilities = torch.full_like(probabilities, 1 / probabilities.shape[-1])
+        flat = probabilities.reshape(-1, probabilities.shape[-1])
+        drawn = torch.multinomial(flat, 1, generator=generator)
+        return drawn.reshape(probabilities.shape[:-1]).to(logits.device)
+
+    def second_moments(
+        self, model: nn.Module, parameters: dict[str, Tensor], keys: Keys, examples: int | None = None
+    ) -> dict[str, Tensor]:
+        """E[g²] of every coordinate over the public examples, g the gradient of one example's loss."""
+        from .geometry.base import Meter
+        from .geometry.euclidean import Euclidean
+        from .gradients.engine import Engine
+
+        engine = Engine(model, parameters)
+        total = {name: torch.zeros(p.shape, device=p.device) for name, p in parameters.items()}
+        seen = 0
+        for data, n in self.batches(model, keys, examples):
+            meter = Meter(Euclidean(), engine.recorder, n)
+            engine.measure(self.losses, data, n, n, meter)
+            with torch.no_grad():
+                meter.finish()
+                for name, uses in meter.uses.items():
+                    step = max(1, min(n, 2**24 // max(1, total[name].numel())))
+                    for lo in range(0, n if uses else 0, step):
+                        grad = sum(use.per_example(lo, min(n, lo + step)) for use in uses)
+                        total[name] += grad.square().sum(0)  # type: ignore[union-attr]
+            seen += n
+        return {name: v / seen for name, v in total.items()}
+
+
+LABEL_WORDS = {"model": "drawn from the model", "random": "drawn uniformly", "given": "as given"}
