@@ -125,7 +125,7 @@ class Guarantee:
     """What holds for everything released so far. Immutable; prints as a sentence.
 
     `epsilon` is what `steps_released` steps cost at `delta`, `planned_epsilon` what all will. Both are upper bounds;
-    `delta` already contains the accountant's failure probability and, where `tails_included`, the finite reach of the noise.
+    the accountant's failure probability and, where `tails_included`, the finite reach of the noise are inside `delta`.
     """
 
     epsilon: float

@@ -9,7 +9,6 @@ a combination is what ``accountant="auto"`` means.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..budget import Budget
@@ -17,8 +16,10 @@ from ..errors import SordinoError, Unsupported
 from ..registry import Entry, Registry
 from ..sampling import Sampling
 from ..strategies import Strategy
+from .balls_in_bins import BallsInBinsConvolution
 from .base import Accountant, Query
 from .gaussian import FixedOrderGaussian, gaussian_delta, gaussian_epsilon, gaussian_sigma
+from .search import least
 from .subsampled import PoissonPLD, PoissonRDP
 
 ACCOUNTANTS: Registry[Accountant] = Registry("accountant")
@@ -28,6 +29,14 @@ ACCOUNTANTS.add(
 )
 ACCOUNTANTS.add(
     Entry("rdp", PoissonRDP, "looser, for Poisson sampling with independent noise", paper="Mironov et al. 2019")
+)
+ACCOUNTANTS.add(
+    Entry(
+        "convolution",
+        BallsInBinsConvolution,
+        "certified upper bound, for balls in bins with independent noise",
+        paper="Choquette-Choo et al. 2024; Chua et al. 2024",
+    )
 )
 
 
@@ -115,7 +124,7 @@ def calibrate(
     parameters: int | None = None,
     accountant: str = "auto",
 ) -> float:
-    """The smallest noise multiplier, to the accountant's tolerance and from above, that keeps `account` within the budget."""
+    """The smallest noise multiplier that keeps `account` within the budget (to a tolerance, from above)."""
     count = _steps(strategy, sampling, steps)
     if budget.epsilon == math.inf or count == 0:
         return 0.0
@@ -128,64 +137,12 @@ def calibrate(
 
     # Any start will do; this one is right where nothing is amplified and near where it is.
     start = gaussian_sigma(budget.epsilon, budget.delta)
-    coarse = _search(lambda sigma: excess(sigma, True), start, tolerance=max(1e-4, chosen.tolerance), step=2.0)
-    sigma = _search(lambda sigma: excess(sigma, False), coarse, tolerance=chosen.tolerance, step=1.002)
+    coarse = least(lambda sigma: excess(sigma, True), start, tolerance=max(1e-4, chosen.tolerance), step=2.0)
+    sigma = least(lambda sigma: excess(sigma, False), coarse, tolerance=chosen.tolerance, step=1.002)
     # What is reported is ε at δ, not δ at ε: the same curve read the other way, up to rounding.
     while chosen.epsilon(Query(strategy, sampling, sigma, count), budget.delta, parameters) > budget.epsilon:
         sigma *= 1.0 + max(1e-12, chosen.tolerance / 8)
     return sigma
-
-
-def _search(excess: Callable[[float], float], start: float, *, tolerance: float, step: float) -> float:
-    """The least x with excess(x) ≤ 0, from above, for a decreasing function: bracket, then false position.
-
-    ln δ is close to linear in ln σ over short stretches, so the Illinois variant needs few
-    evaluations; where a value is infinite it bisects.
-    """
-    x = math.log(start)
-    value = excess(start)
-    low = high = x
-    f_low = f_high = value
-    stride = math.log(step)
-    while f_high > 0.0:  # more noise
-        low, f_low = high, f_high
-        high += stride
-        stride *= 2.0
-        if high > 60.0:
-            raise SordinoError(
-                "no noise multiplier meets the budget: the noise's finite reach alone costs more δ; raise δ"
-            )
-        f_high = excess(math.exp(high))
-    while f_low <= 0.0:  # less
-        high, f_high = low, f_low
-        low -= stride
-        stride *= 2.0
-        if low < -60.0:
-            return math.exp(high)
-        f_low = excess(math.exp(low))
-    kept = 0  # how many times in a row the same end was kept
-    best = f_high  # f_high itself is halved along the way
-    while high - low > tolerance and not -tolerance < best <= 0.0:
-        if math.isfinite(f_low) and math.isfinite(f_high) and f_low > f_high:
-            middle = high - f_high * (high - low) / (f_high - f_low)
-            # Aim a little to the safe side, so that the upper end comes down too.
-            middle = min(max(middle + 0.2 * tolerance, low + 0.02 * (high - low)), high - 0.02 * (high - low))
-        else:
-            middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        value = excess(math.exp(middle))
-        if value <= 0.0:
-            high, f_high, best = middle, value, value
-            kept = kept + 1 if kept > 0 else 1
-            if kept > 1:
-                f_low = f_low / 2
-        else:
-            low, f_low = middle, value
-            kept = kept - 1 if kept < 0 else -1
-            if kept < -1:
-                f_high = f_high / 2
-    return math.exp(high)
 
 
 def _steps(strategy: Strategy, sampling: Sampling, steps: int | None) -> int:

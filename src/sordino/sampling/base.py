@@ -48,7 +48,7 @@ class Sampling(ABC):
     def check(self, step: int, population: int) -> None:
         if not 0 <= step < self.schedule.steps:
             raise SordinoError(
-                f"step {step} is outside the {self.schedule.steps} planned steps; the mechanism ends there, so plan more"
+                f"step {step} is outside the {self.schedule.steps} planned steps; the mechanism ends there"
             )
         if isinstance(population, bool) or population < 0:
             raise SordinoError(f"population={population!r} must be a whole number of at least 0")

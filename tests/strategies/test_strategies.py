@@ -1,0 +1,235 @@
+"""One suite for every strategy, against its dense matrix and against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from sordino.accounting import gaussian_sigma
+from sordino.budget import Participation
+from sordino.errors import SordinoError
+from sordino.strategies import STRATEGIES, make_strategy
+
+SPELLED = [
+    "identity",
+    "lambda-cgd:0",
+    "lambda-cgd:0.5",
+    "lambda-cgd:0.95",
+    "lambda-cgd:1",
+    "lambda-cgd-normalized:0",
+    "lambda-cgd-normalized:0.5",
+    "lambda-cgd-normalized:0.95",
+    "lambda-cgd-normalized:1",
+]
+
+
+def patterns(p: Participation) -> list[tuple[int, ...]]:
+    """Every set of steps one example may take part in."""
+    if p.fixed:
+        return [tuple(range(i, p.steps, p.separation))[: p.epochs] for i in range(p.steps)]
+    out: list[tuple[int, ...]] = []
+    for size in range(1, p.epochs + 1):
+        for steps in itertools.combinations(range(p.steps), size):
+            if all(b - a >= p.separation for a, b in itertools.pairwise(steps)):
+                out.append(steps)
+    return out
+
+
+def brute_force(c: np.ndarray, p: Participation, rng: np.random.Generator | None = None) -> float:
+    """The largest ``‖C G‖`` over all patterns: equal contributions, all signs, and a few random vectors.
+
+    A lower bound of the sensitivity, and equal to it where C ≥ 0.
+    """
+    c = c[: p.steps, : p.steps]
+    best = 0.0
+    for pattern in patterns(p):
+        columns = c[:, list(pattern)]
+        best = max(best, float(np.linalg.norm(columns.sum(axis=1))))
+        if (columns < 0).any():
+            for signs in itertools.product((-1.0, 1.0), repeat=len(pattern) - 1):
+                best = max(best, float(np.linalg.norm(columns @ np.array([1.0, *signs]))))
+        if rng is not None and len(pattern) > 1:
+            g = rng.normal(size=(20, len(pattern), 2))
+            g /= np.linalg.norm(g, axis=2, keepdims=True)
+            best = max(best, float(np.sqrt(np.square(columns @ g).sum(axis=(1, 2))).max()))
+    return best
+
+
+def participations(longest: int) -> list[Participation]:
+    return [
+        Participation(steps=n, epochs=k, separation=b, fixed=fixed)
+        for n in range(1, longest + 1)
+        for b in range(1, n + 1)
+        for k in range(1, -(-n // b) + 1)
+        for fixed in (False, True)
+    ]
+
+
+@pytest.fixture(params=SPELLED)
+def spelled(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestAgainstDense:
+    def test_c_is_lower_triangular_and_its_inverse_is_its_inverse(self, spelled: str) -> None:
+        s = make_strategy(spelled, 30)
+        c = s.dense()
+        assert c.shape == (30, 30) and c.dtype == np.float64
+        assert np.array_equal(c, np.tril(c)) and (np.diagonal(c) > 0).all()
+        np.testing.assert_allclose(c @ s.inverse(), np.eye(30), atol=1e-12)
+        assert s.nonnegative == bool((c >= 0).all())
+        assert s.is_identity == np.array_equal(c, np.eye(30))
+
+    def test_terms_are_the_rows_of_the_inverse(self, spelled: str) -> None:
+        s = make_strategy(spelled, 30)
+        rows = np.zeros((30, 30))
+        for t in range(30):
+            terms = s.terms(t)
+            assert all(0 <= j <= t for j, _ in terms)
+            assert sum(j < t for j, _ in terms) <= s.vectors_regenerated
+            for j, coefficient in terms:
+                rows[t, j] += coefficient
+            assert s.row_norm(t) == pytest.approx(np.linalg.norm(s.inverse()[t]), rel=1e-12)
+        np.testing.assert_allclose(rows, np.linalg.inv(s.dense()), atol=1e-10)
+
+    def test_errors_are_those_of_the_dense_matrix(self, spelled: str) -> None:
+        for n in (1, 2, 30):
+            s = make_strategy(spelled, n)
+            product = np.tril(np.ones((n, n))) @ np.linalg.inv(s.dense())
+            assert s.rmse() == pytest.approx(np.linalg.norm(product) / math.sqrt(n), rel=1e-10)
+            assert s.max_se() == pytest.approx(np.linalg.norm(product, axis=1).max(), rel=1e-10)
+
+    def test_sensitivity_is_brute_force_over_all_participation_patterns(self, spelled: str) -> None:
+        s = make_strategy(spelled, 12)
+        c = s.dense()
+        for p in participations(12):  # every prefix of the run, every k and b
+            bound, truth = s.sensitivity_bound(p), brute_force(c, p)
+            assert bound.value >= truth * (1 - 1e-12), p
+            if bound.exact:
+                assert bound.value == pytest.approx(truth, rel=1e-10), p
+            assert s.sensitivity(p) == bound.value
+
+    def test_nothing_released_costs_nothing(self, spelled: str) -> None:
+        assert make_strategy(spelled, 9).sensitivity(Participation(steps=0, epochs=0, separation=3)) == 0.0
+
+    def test_a_step_past_the_last_is_refused(self, spelled: str) -> None:
+        s = make_strategy(spelled, 5)
+        for step in (5, -1):
+            with pytest.raises(SordinoError, match="5 planned steps"):
+                s.terms(step)
+            with pytest.raises(SordinoError, match="5 planned steps"):
+                s.row_norm(step)
+        with pytest.raises(SordinoError, match="built for 5"):
+            s.sensitivity(Participation(steps=6, epochs=1, separation=1))
+
+    def test_its_name_builds_it_again(self, spelled: str) -> None:
+        s = make_strategy(spelled, 7)
+        again = make_strategy(s.name, 7)
+        assert again.name == s.name and np.array_equal(again.dense(), s.dense())
+
+
+def test_every_registered_strategy_is_in_the_suite() -> None:
+    assert {name.partition(":")[0] for name in SPELLED} == set(STRATEGIES.names())
+
+
+# Published figures: T = 3900, k = 10, b = 390, (8, 1e-5), without amplification (DP-λCGD, Table 3).
+@pytest.mark.parametrize(
+    ("spelled", "published"),
+    [("identity", 83.85), ("lambda-cgd:0.9", 19.72), ("lambda-cgd:0.95", 14.74), ("lambda-cgd:0.975", 12.73)],
+)
+def test_published_rmse(spelled: str, published: float) -> None:
+    s = make_strategy(spelled, 3900)
+    for fixed in (False, True):
+        p = Participation(steps=3900, epochs=10, separation=390, fixed=fixed)
+        assert s.rmse() * s.sensitivity(p) * gaussian_sigma(8.0, 1e-5) == pytest.approx(published, rel=1e-3)
+
+
+def test_lambda_cgd_closed_form_holds_at_n_equal_kb_and_only_there() -> None:
+    for lam, b, k in ((0.9, 3, 4), (0.5, 1, 7), (0.999999, 5, 3)):
+        p = Participation(steps=k * b, epochs=k, separation=b)
+        j = np.arange(1, k + 1)
+        closed = (1 - lam ** (2 * b)) / ((1 - lam**2) * (1 - lam**b) ** 2) * np.square(1 - lam ** (b * j)).sum()
+        assert make_strategy(f"lambda-cgd:{lam}", k * b).sensitivity(p) ** 2 == pytest.approx(closed, rel=1e-6)
+    p = Participation(steps=12, epochs=4, separation=3)
+    assert make_strategy("lambda-cgd:1", 12).sensitivity(p) ** 2 == pytest.approx(3 * (1 + 4 + 9 + 16))
+    ten = make_strategy("lambda-cgd:0.9", 10)
+    assert ten.sensitivity(Participation(steps=10, epochs=3, separation=3)) == pytest.approx(5.015, abs=5e-4)
+    assert ten.sensitivity(Participation(steps=10, epochs=4, separation=3)) == pytest.approx(5.427, abs=5e-4)
+
+
+def test_long_runs_take_no_time() -> None:
+    start = time.perf_counter()
+    for spelled in SPELLED:
+        s = make_strategy(spelled, 1_000_000)
+        s.sensitivity(Participation(steps=1_000_000, epochs=20, separation=50_000, fixed=True))
+        s.terms(999_999)
+    assert time.perf_counter() - start < 2.0
+
+
+def test_lambda_near_one_is_continuous() -> None:
+    p = Participation(steps=1000, epochs=4, separation=250)
+    at_one = make_strategy("lambda-cgd:1", 1000).sensitivity(p)
+    near = make_strategy("lambda-cgd:0.9999999999", 1000).sensitivity(p)
+    assert near == pytest.approx(at_one, rel=1e-6)
+
+
+class TestTheory:
+    def test_full_batch_is_best_without_correlation(self) -> None:
+        """DP-λCGD, Corollary 6: b = 1, k = n."""
+        n = 40
+        p = Participation(steps=n, epochs=n, separation=1)
+        errors = [make_strategy(f"lambda-cgd:{lam}", n) for lam in np.linspace(0, 1, 21).round(3)]
+        scores = [s.rmse() * s.sensitivity(p) for s in errors]
+        assert min(scores) == scores[0] == pytest.approx(math.sqrt(n * (n + 1) / 2))
+
+    def test_the_max_error_wants_at_least_as_much_correlation_as_the_mean(self) -> None:
+        """DP-λCGD, Lemma 3."""
+        grid = np.linspace(0, 1, 201).round(4)
+        for n, k in ((100, 5), (400, 4), (60, 1)):
+            p = Participation(steps=n, epochs=k, separation=n // k)
+            s = [make_strategy(f"lambda-cgd:{lam}", n) for lam in grid]
+            mean = int(np.argmin([x.rmse() * x.sensitivity(p) for x in s]))
+            worst = int(np.argmin([x.max_se() * x.sensitivity(p) for x in s]))
+            assert worst >= mean > 0
+
+    def test_normalising_columns_helps_a_single_participation(self) -> None:
+        """DP-λCGD, Lemma 9."""
+        p = Participation(steps=80, epochs=1, separation=80)
+        for lam in (0.1, 0.5, 0.9, 0.99):
+            plain, unit = make_strategy(f"lambda-cgd:{lam}", 80), make_strategy(f"lambda-cgd-normalized:{lam}", 80)
+            assert unit.sensitivity(p) == pytest.approx(1.0)
+            assert unit.rmse() * unit.sensitivity(p) < plain.rmse() * plain.sensitivity(p)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lambda-cgd", "needs λ"),
+        ("lambda-cgd:", "needs λ"),
+        ("lambda-cgd:1.01", "from 0 to 1"),
+        ("lambda-cgd:-0.1", "from 0 to 1"),
+        ("lambda-cgd:nan", "from 0 to 1"),
+        ("lambda-cgd:inf", "from 0 to 1"),
+        ("lambda-cgd:much", "from 0 to 1"),
+        ("lambda-cgd-normalized:2", "from 0 to 1"),
+        ("identity:3", "takes no argument"),
+        ("lamda-cgd:0.9", "did you mean 'lambda-cgd'"),
+        ("", "not known"),
+        (0.9, "must be a name"),
+        (None, "must be a name"),
+    ],
+)
+def test_bad_names(text: object, message: str) -> None:
+    with pytest.raises(SordinoError, match=message) as caught:
+        make_strategy(text, 10)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "ten"])
+def test_bad_steps(steps: object) -> None:
+    with pytest.raises(SordinoError, match="steps="):
+        make_strategy("identity", steps)  # type: ignore[arg-type]
