@@ -54,9 +54,7 @@ class AdaDPS(Geometry):
         if len(uses) == 1 and isinstance(uses[0], Factors) and uses[0].length == 1:
             left, right = (exact(t[:, 0]).square() for t in (uses[0].left, uses[0].right))
             return ((left @ scale.square()) * right).sum(1), uses
-        size = scale.numel()
-        keep = size * uses[0].n <= sum(use.stored() for use in uses)
-        return materialised(uses, lambda grad: squares(grad * scale), size, scale.device, keep)
+        return materialised(uses, lambda grad: squares(grad * scale), max(use.numbers() for use in uses))
 
     def into(self, name: str, total: Tensor) -> Tensor:
         return total * self.scale[name]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..gradients.uses import Derived, PerExample, Rows, Use
+from ..gradients.uses import Derived, PerExample, Rows, Use, add
 from . import norms
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class Meter:
 
     def __init__(self, geometry: Geometry, recorder: Recorder, n: int) -> None:
         self.geometry, self.recorder, self.n = geometry, recorder, n
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        recorder = self.recorder
+        self.scale = 1.0  # the gradients here are so many times the true ones
         self.uses: dict[str, list[Use]] = {name: [] for name in recorder.parameters}
         self.derived: dict[int, tuple[Tensor, list[Use]]] = {}
         self.norms: dict[str, Tensor] = {}
@@ -100,13 +106,18 @@ class Meter:
                 self.norms[name] = torch.zeros(self.n, device=self.recorder.device)
         return self.norms
 
+    def true_norms(self) -> dict[str, Tensor]:
+        """‖ĝ_i‖² by parameter, the scale taken out."""
+        norms = self.finish()
+        return norms if self.scale == 1.0 else {name: v / self.scale**2 for name, v in norms.items()}
+
     def _resolve(self, tensor: Tensor, uses: list[Use]) -> None:
         """Hand the uses of a derived tensor to the parameters it was computed from."""
-        origin = self.recorder.derived.get(tensor)
+        origin = self.recorder.origin(tensor)
         if origin is not None and origin.embedding is not None and all(isinstance(u, PerExample) for u in uses):
             weight, index, padding_idx = origin.embedding
             if id(weight) in self.recorder.names:
-                grad = torch.stack([u.per_example(0, self.n) for u in uses]).sum(0)
+                grad = add(u.per_example(0, self.n) for u in uses)
                 rows = index.reshape(1, -1).expand(self.n, -1)
                 rows = rows if padding_idx is None else rows.masked_fill(rows == padding_idx, -1)
                 right = grad.reshape(self.n, rows.shape[1], -1)
@@ -121,7 +132,7 @@ class Meter:
         for name, uses in self.uses.items():
             if not uses:
                 continue
-            w = weights[name]
+            w = weights[name] / self.scale if self.scale != 1.0 else weights[name]
             if keep is not None:
                 w, uses = w[keep], [use.select(keep) for use in uses]
             total = uses[0].weighted_sum(w)

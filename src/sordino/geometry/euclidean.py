@@ -38,8 +38,7 @@ class Euclidean(Geometry):
                 for second in uses[:i]:
                     total = total + 2 * cross(first, second)
             return total.clamp(min=0), uses
-        size = uses[0].per_example(0, 1).numel()
-        return self._materialise(uses, size, size)
+        return self._materialise(uses, max(use.numbers() for use in uses))
 
     def _one(self, use: Use) -> tuple[Tensor, list[Use]]:
         if isinstance(use, PerExample):
@@ -50,11 +49,10 @@ class Euclidean(Geometry):
             p, q = use.left.shape[2], use.right.shape[2]
             if use.length == 1 or gram_is_cheaper(use.length, p, q):
                 return factor_norms(use), [use]
-            return self._materialise([use], p * q, p * q)
+            return self._materialise([use], p * q)
         if isinstance(use, Patches):
             return self._patches(use)
-        size = use.per_example(0, 1).numel()
-        return self._materialise([use], size, size)
+        return self._materialise([use], use.numbers())
 
     def _patches(self, use: Patches) -> tuple[Tensor, list[Use]]:
         weight, groups = use.spec.weight, use.spec.groups
@@ -63,7 +61,7 @@ class Euclidean(Geometry):
         q = size // weight.shape[0]
         unfolded = length * q * groups
         if not gram_is_cheaper(length, p, q):
-            return self._materialise([use], size, size + unfolded)
+            return self._materialise([use], size + unfolded)
         step = chunk(use, unfolded + 2 * groups * length**2, use.g.device)
         found = []
         for lo in range(0, use.n, step):
@@ -71,9 +69,5 @@ class Euclidean(Geometry):
             found.append(gram(*use.factors(lo, hi)).reshape(hi - lo, groups).sum(1))
         return torch.cat(found).clamp_(min=0), [use]
 
-    def _materialise(self, uses: list[Use], size: int, numbers: int) -> tuple[Tensor, list[Use]]:
-        keep = size * uses[0].n <= sum(use.stored() for use in uses)
-        device = uses[0].per_example(0, 1).device if not isinstance(uses[0], (Factors, Patches)) else (
-            uses[0].left if isinstance(uses[0], Factors) else uses[0].g
-        ).device  # fmt: skip
-        return materialised(uses, squares, numbers, device, keep)
+    def _materialise(self, uses: list[Use], numbers: int) -> tuple[Tensor, list[Use]]:
+        return materialised(uses, squares, numbers)

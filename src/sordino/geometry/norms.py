@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..gradients.uses import Factors, PerExample, Rows, Use, exact
+from ..gradients.uses import Factors, PerExample, Rows, Use, add, exact
 
 Measure = Callable[[Tensor], Tensor]  # (m, *shape) -> (m,) squared norms
 
@@ -54,17 +54,14 @@ def chunk(use: Use, numbers: int, device: torch.device) -> int:
     return max(1, min(use.n, room // max(1, numbers)))
 
 
-def materialised(uses: list[Use], measure: Measure, numbers: int, device: torch.device, keep: bool) -> tuple[
-    Tensor, list[Use]
-]:  # fmt: skip
-    """Norms chunk by chunk; the gradients themselves are kept if `keep`."""
-    n = uses[0].n
+def materialised(uses: list[Use], measure: Measure, numbers: int) -> tuple[Tensor, list[Use]]:
+    """Norms chunk by chunk; the gradients themselves are kept if that takes less than keeping the uses."""
+    n, device = uses[0].n, uses[0].device
+    keep = uses[0].each() * n <= sum(use.stored() for use in uses)
     size = chunk(uses[0], numbers, device)
     found, kept = [], []
     for lo in range(0, n, size):
-        grad = uses[0].per_example(lo, min(n, lo + size))
-        for use in uses[1:]:
-            grad = grad + use.per_example(lo, min(n, lo + size))
+        grad = add(use.per_example(lo, min(n, lo + size)) for use in uses)
         found.append(measure(grad))
         if keep:
             kept.append(grad)

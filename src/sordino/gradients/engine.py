@@ -19,11 +19,14 @@ from torch.autograd.graph import _engine_run_backward
 from ..errors import PrivacyError, Unsupported
 from ..geometry.base import Geometry, Meter
 from .clipping import Clipping
-from .layout import Layout
+from .layout import NeedsProbe
 from .opaque import opaque_modules, smallest_enclosing
-from .recorder import NeedsProbe, Recorder, check_losses
+from .probe import probe
+from .recorder import Recorder, check_losses, nowhere
+from .rules.fallback import rng_state, set_rng_state
 
 Losses = Callable[..., Tensor]
+FP16_SCALE = 2.0**14
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Engine:
     def __init__(self, model: nn.Module, parameters: dict[str, Tensor], *, verify: bool = True) -> None:
         self.model, self.parameters = model, parameters
         self.recorder = Recorder(parameters)
-        self.recorder.verify = verify
+        self.recorder.layouts.verify = verify
         self.opaque: list[str] = []  # modules differentiated as one operation
         # after a batch, by parameter: None if no use was met, else whether any gradient was not zero
         self.reached: dict[str, bool | None] = {}
@@ -66,57 +69,78 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt about the model, so that a resumed run takes the same path."""
-        return {
-            "opaque": list(self.opaque),
-            "layouts": [[*key, layout.dim, layout.slow] for key, layout in self.recorder.layouts.items()],
-            "verified": [list(key) for key in self.recorder.verified],
-        }
+        return {"opaque": list(self.opaque), "layouts": self.recorder.layouts.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.opaque = list(state["opaque"])
-        self.recorder.layouts = {(a, b, c): Layout(dim, slow) for a, b, c, dim, slow in state["layouts"]}
-        self.recorder.verified = {(a, b, c) for a, b, c in state["verified"]}
+        self.recorder.layouts.load_state_dict(state["layouts"])
 
-    def measure(self, losses: Losses, data: Any, n: int, rows: int, meter: Meter) -> Tensor:
-        """One forward and one backward; the uses go to the meter. Returns the losses, (n,)."""
-        scale = 1.0
+    def measure(self, losses: Losses, data: Any, n: int, rows: int, meter: Meter, scaled: bool = False) -> Tensor:
+        """One forward and one backward; the uses go to the meter. Returns the losses, (n,).
+
+        With `scaled`, losses computed in float16 are scaled up so that their gradients do not vanish; the meter
+        knows by how much (`meter.scale`). Every pass over the batch draws the same random numbers.
+        """
+        random = rng_state(self.recorder.device)
+        self.recorder.layouts.new_batch()
+        scale = FP16_SCALE if scaled else 1.0
         while True:
             try:
-                return self._measure(losses, data, n, rows, meter, scale)
-            except NeedsProbe:
-                self.probe(losses, data, n, rows)
-                meter.__init__(meter.geometry, meter.recorder, n)  # type: ignore[misc]
+                value = self._measure(losses, data, n, rows, meter, scale)
+                if meter.scale == 1.0 or self._in_range(meter, value):
+                    return value
+                scale /= 16
+            except NeedsProbe as missing:
+                self.probe(losses, data, n, rows, random, missing)
+            meter.reset()
+            set_rng_state(self.recorder.device, random)
+
+    def _in_range(self, meter: Meter, value: Tensor) -> bool:
+        """No overflow in float16, but for examples whose very loss is not finite."""
+        with torch.no_grad(), without_autocast(self.recorder.device):
+            total = torch.stack(list(meter.finish().values())).sum(0)
+        return bool((total.isfinite() | ~value.isfinite()).all())
 
     def _measure(self, losses: Losses, data: Any, n: int, rows: int, meter: Meter, scale: float) -> Tensor:
         recorder = self.recorder
         recorder.begin(n, meter.add)
-        value = self._forward(losses, data, rows)
-        cotangent = torch.full_like(value, n / rows)
-        self._backward(value, cotangent, losses, data, n, rows)
+        with opaque_modules(self.model, self.opaque, recorder):
+            value = self._forward(losses, data, rows)
+            meter.scale = scale if recorder.half else 1.0
+            self._backward(value, torch.full_like(value, meter.scale * n / rows))
         with torch.no_grad():
             return value.detach().float().reshape(n, -1).mean(1)
 
     def _forward(self, losses: Losses, data: Any, rows: int) -> Tensor:
         recorder = self.recorder
         recorder.mark_data(data)
-        with torch.enable_grad(), opaque_modules(self.model, self.opaque, recorder), recorder:
+        with torch.enable_grad(), recorder:
             value = call(losses, data)
+        recorder.check_data()
         return check_losses(value, rows)
 
-    def _backward(self, value: Tensor, cotangent: Tensor, losses: Losses, data: Any, n: int, rows: int) -> None:
-        recorder = self.recorder
-        names = list(self.parameters)
-        # recomputation inside a checkpoint must meet the recorder, so it may not run on another thread
-        with torch.autograd.set_multithreading_enabled(False), without_autocast(recorder.device), recorder:
-            # torch.autograd.grad is itself a torch function, which would switch the recorder off
-            grads = _engine_run_backward(
-                (value,), (cotangent,), False, False, (recorder.anchor, *self.parameters.values()),
-                allow_unreachable=True, accumulate_grad=False,
-            )  # fmt: skip
-        unseen = [name for name, g in zip(names, grads[1:], strict=True) if g is not None]
+    def _backward(self, value: Tensor, cotangent: Tensor) -> None:
+        recorder, parameters = self.recorder, list(self.parameters.values())
+        before = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        try:
+            # recomputation inside a checkpoint must meet the recorder, so it may not run on another thread
+            with torch.autograd.set_multithreading_enabled(False), without_autocast(recorder.device), recorder:
+                # torch.autograd.grad is itself a torch function, which would switch the recorder off
+                grads = _engine_run_backward(
+                    (value,), (cotangent,), False, False, (recorder.anchor, *parameters),
+                    allow_unreachable=True, accumulate_grad=False,
+                )  # fmt: skip
+            # a reentrant checkpoint accumulates what it does not see into p.grad
+            passed = [g if g is not None else p.grad for g, p in zip(grads[1:], parameters, strict=True)]
+        finally:
+            for p, grad in zip(parameters, before, strict=True):
+                p.grad = grad
+        unseen = [name for name, g in zip(self.parameters, passed, strict=True) if g is not None]
         if unseen:
             self._make_opaque(unseen)
-            raise NeedsProbe(("opaque", unseen[0], 0))
+            raise NeedsProbe(None)
 
     def _make_opaque(self, names: list[str]) -> None:
         """Some gradient by-passed the recorder: differentiate the smallest module around it as a whole."""
@@ -129,35 +153,20 @@ class Engine:
             )
         self.opaque = [m for m in self.opaque if not (m == module or m.startswith(module + "."))] + [module]
 
-    def probe(self, losses: Losses, data: Any, n: int, rows: int) -> None:
-        """Send the gradient of single examples back and see where it arrives (layout.py)."""
-        recorder = self.recorder
-        if n == 1:
-            return
-        found: dict[Any, Any] = {}
-        examples = dict.fromkeys([0, n - 1, min(1, n - 1)])
-        todo = list(examples)
-        attempts = 0
-        while todo:
-            i = todo[0]
-            recorder.begin(n, lambda tensor, use: None)
-            recorder.probing, recorder.probed_example = found, i
-            try:
+    def probe(
+        self, losses: Losses, data: Any, n: int, rows: int, random: list[Tensor], missing: NeedsProbe | None = None
+    ) -> None:
+        """Send the gradients of single examples back and see where they arrive (probe.py)."""
+
+        def send(mask: Tensor) -> None:
+            set_rng_state(self.recorder.device, random)
+            self.recorder.begin(n, nowhere)
+            with opaque_modules(self.model, self.opaque, self.recorder):
                 value = self._forward(losses, data, rows)
-                cotangent = torch.zeros_like(value)
-                cotangent.view(n, -1)[i] = 1.0
-                self._backward(value, cotangent, losses, data, n, rows)
-                todo.pop(0)
-            except NeedsProbe:
-                attempts += 1
-                if attempts > 50:
-                    raise Unsupported(
-                        "the model's operations could not be recorded; set physical_batch_size=1"
-                    ) from None
-                found.clear()
-                todo = list(examples)
-            finally:
-                recorder.probing = None
+                self._backward(value, mask.to(value.dtype).repeat_interleave(rows // n))
+
+        if n > 1:
+            probe(self.recorder, n, send, missing)
 
     def clipped_sums(
         self, losses: Losses, data: Any, n: int, rows: int, geometry: Geometry, clipping: Clipping
@@ -166,14 +175,21 @@ class Engine:
         if n == 1:
             return self._single(losses, data, rows, geometry, clipping)
         meter = Meter(geometry, self.recorder, n)
-        value = self.measure(losses, data, n, rows, meter)
-        with torch.no_grad(), without_autocast(self.recorder.device):
-            return self._clip(meter, value, clipping)
+        try:
+            value = self.measure(losses, data, n, rows, meter, scaled=True)
+            with torch.no_grad(), without_autocast(self.recorder.device):
+                return self._clip(meter, value, clipping)
+        finally:
+            self.recorder.end()
 
     def _clip(self, meter: Meter, value: Tensor, clipping: Clipping) -> Clipped:
-        norms = meter.finish()
+        norms = meter.true_norms()
         if self.watch_reached:
-            self.reached = {name: bool((norms[name] != 0).any()) if uses else None for name, uses in meter.uses.items()}
+            arrived = self.recorder.reached()
+            self.reached = {
+                name: bool((norms[name] != 0).any()) if uses else False if name in arrived else None
+                for name, uses in meter.uses.items()
+            }
         weights, total, active = clipping.weights(norms)
         finite = torch.isfinite(total)
         bad = meter.n - int(finite.sum())
@@ -199,7 +215,7 @@ class Engine:
         with torch.no_grad(), without_autocast(value.device):
             for name, g in zip(names, grads, strict=True):
                 if g is not None:
-                    meter.uses[name].append(PerExample(g[None]))
+                    meter.uses[name].append(PerExample((g.to_dense() if g.is_sparse else g)[None]))
             return self._clip(meter, value.detach().float().mean()[None], clipping)
 
 

@@ -7,10 +7,11 @@ function of its parameters, by the generic rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.func import functional_call
 
@@ -22,7 +23,7 @@ def smallest_enclosing(model: nn.Module, parameter: str, opaque: list[str]) -> s
     """The next larger module around a parameter: its owner first, then the owner's parent, last the model ('')."""
     path = parameter.rpartition(".")[0]
     while True:
-        if path not in opaque:
+        if not any(path == m or not m or path.startswith(m + ".") for m in opaque):
             return path
         if not path:
             return None
@@ -32,30 +33,44 @@ def smallest_enclosing(model: nn.Module, parameter: str, opaque: list[str]) -> s
 @contextmanager
 def opaque_modules(model: nn.Module, names: list[str], recorder: Recorder) -> Iterator[None]:
     """While this lasts, calling one of the named modules is one recorded operation."""
-    from .rules import fallback
-
-    patched: list[nn.Module] = []
+    patched: list[tuple[nn.Module, Any]] = []
     try:
         for name in names:
             module = model.get_submodule(name)
-            trained = {k: p for k, p in module.named_parameters(remove_duplicate=False) if id(p) in recorder.names}
-            original = module.forward
-
-            def forward(*args: Any, _module: nn.Module = module, _trained: dict = trained, _name: str = name,
-                        _original: Any = original, **kwargs: Any) -> Any:  # fmt: skip
-                def function(parameters: dict, *inner: Any, **named: Any) -> Any:
-                    ours = _module.__dict__.pop("forward")
-                    try:
-                        return functional_call(_module, parameters, inner, named)
-                    finally:
-                        _module.__dict__["forward"] = ours
-
-                label = f"module {_name or type(_module).__name__!r}"
-                return fallback.generic(recorder, function, (_trained, *args), kwargs, label)
-
-            module.__dict__["forward"] = forward
-            patched.append(module)
+            original = module.__dict__.get("forward")
+            patched.append((module, original))
+            module.__dict__["forward"] = _as_one(module, name, original, recorder)
         yield
     finally:
-        for module in patched:
-            module.__dict__.pop("forward", None)
+        for module, original in patched:
+            _restore(module, original)
+
+
+def _restore(module: nn.Module, original: Any) -> Any:
+    """Give the module its own forward back; returns what stood in its place."""
+    ours = module.__dict__.pop("forward", None)
+    if original is not None:
+        module.__dict__["forward"] = original
+    return ours
+
+
+def _as_one(module: nn.Module, name: str, original: Any, recorder: Recorder) -> Callable[..., Any]:
+    from .rules import fallback
+
+    trained = {k: p for k, p in module.named_parameters() if id(p) in recorder.names}
+
+    def function(parameters: dict, *inner: Any, **named: Any) -> Any:
+        ours = _restore(module, original)
+        try:
+            return functional_call(module, parameters, inner, named)
+        finally:
+            module.__dict__["forward"] = ours
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return function(trained, *args, **kwargs)
+        label = f"module {name or type(module).__name__!r}"
+        with torch._C.DisableTorchFunction():
+            return fallback.generic(recorder, function, (trained, *args), kwargs, label)
+
+    return forward

@@ -12,14 +12,15 @@ therefore the same thing. Each tensor is one of
 
 An operation that joins a parameter (or a derived tensor) with batched tensors
 is replaced by a `Tap`: the same forward on detached parameters; its backward
-hands what the rule needs to `record` and computes input gradients only. So no
+hands what the rule needs to `sink` and computes input gradients only. So no
 ordinary weight gradient is computed, and a parameter that still receives one
 was used where the recorder cannot see: that is found in every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,130 +28,124 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
-from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import PrivacyError, SordinoError
-from .layout import Layout, candidates
+from ..errors import PrivacyError, SordinoError, Unsupported
+from .layout import Key, Layout, Layouts, mixed
+from .operation import Operation, Tap
 from .uses import Use
-
-Key = tuple[str, str, int]  # operation, parameter, how often before in this forward
-
 
 # differentiation inside `losses` (a penalty on gradients, say) is not an operation on parameters
 TRANSPARENT = {torch.autograd.grad, torch.autograd.backward, Tensor.backward, Tensor.register_hook}
+# questions about a tensor that are answered without looking at its numbers
+METADATA = frozenset(
+    [
+        *(getattr(Tensor, name).__get__ for name in (
+            "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_cpu", "is_leaf", "is_meta",
+            "is_sparse", "is_quantized", "is_nested", "is_mps", "is_xpu", "grad_fn", "_version", "_base",
+        )),
+        Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size, Tensor.ndimension, Tensor.get_device,
+        Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.data_ptr, Tensor.__len__,
+        Tensor.storage_offset, torch.is_floating_point, torch.is_complex, torch.numel,
+    ]
+)  # fmt: skip
+# operations that choose rows by the data, after which an example's place is no longer a matter of shapes
+RAGGED = frozenset(
+    [
+        torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.masked_select, Tensor.masked_select,
+        Tensor.tolist, Tensor.numpy, torch.unique_consecutive, Tensor.unique_consecutive, torch.unique, Tensor.unique,
+        torch.repeat_interleave, Tensor.repeat_interleave,
+    ]
+)  # fmt: skip
+SCALARS = frozenset([Tensor.item, Tensor.__int__, Tensor.__index__])
 
 
-class NeedsProbe(Exception):
-    """A use was met whose layout nobody has verified yet."""
+class Marks:
+    """A set of tensors by identity that keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        self._refs[id(tensor)] = weakref.ref(tensor)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        ref = self._refs.get(id(tensor))
+        return ref is not None and ref() is tensor
 
 
 @dataclass
-class Origin:
-    """How a derived tensor came about, where that saves work."""
+class Derived:
+    """A tensor computed from parameters, and how, where that saves work. Kept alive until the next batch."""
 
+    tensor: Tensor
+    names: frozenset[str]  # of the parameters below it
     embedding: tuple[Tensor, Tensor, int | None] | None = None  # (parameter, constant index, padding index)
     expanded: Tensor | None = None  # the one-row tensor it was expanded from
 
 
-class Tap(torch.autograd.Function):
-    """One recorded operation. `anchor` is a dummy leaf, so that the node runs in every backward."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, operation: Operation, *inputs: Tensor) -> Any:
-        out, saved = operation.forward(*inputs)
-        ctx.operation = operation
-        ctx.save_for_backward(*saved)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # outside the guard: an activation checkpoint recomputes here
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            return None, None, *ctx.operation.backward(saved, grads, ctx.needs_input_grad[2:])
-
-
-class Operation:
-    """A rule for one operation: forward on detached parameters, backward that records.
-
-    `inputs` of forward are the batched tensors; parameters are attributes.
-    """
-
-    name: str
-
-    def __init__(self, recorder: Recorder, parameters: Iterable[Tensor]) -> None:
-        self.recorder = recorder
-        self.key = recorder.next_key(self.name, parameters)
-
-    def forward(self, *inputs: Tensor) -> tuple[Any, tuple[Tensor | None, ...]]:
-        raise NotImplementedError
-
-    def backward(
-        self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
-        raise NotImplementedError
-
-    def apply(self, *inputs: Tensor) -> Any:
-        with torch._C.DisableTorchFunction():
-            return Tap.apply(self.recorder.anchor, self, *inputs)
-
-    def trains(self, tensor: Any) -> bool:
-        """Whether `tensor` is a parameter (or derived from one), noting that a use of it will follow."""
-        if not isinstance(tensor, Tensor) or not self.recorder.is_parameter(tensor):
-            return False
-        self.recorder.expect(tensor)
-        return True
-
-
 class Recorder(TorchFunctionMode):
-    """See the module's docstring. One recorder serves one run; `begin` starts a physical batch."""
+    """See the module's docstring. One recorder serves one run; `begin` starts one pass over a physical batch."""
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
         super().__init__()
         self.parameters = parameters
         self.names = {id(p): name for name, p in parameters.items()}
-        self.layouts: dict[Key, Layout] = {}
-        self.verified: set[Key] = set()
-        self.verify = True
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.layouts = Layouts()
+        self.choices: dict[Key, Any] = {}  # how the generic rule takes an operation apart (rules/fallback.py)
         self.device = next(iter(parameters.values())).device
-        self.begin(1, lambda tensor, use: None)
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.begin(1, nowhere)
 
     def begin(self, n: int, sink: Callable[[Tensor, Use], None]) -> None:
-        """Start a physical batch of n examples; every finished use goes to `sink`."""
+        """Start a pass over n examples; every finished use goes to `sink`."""
         self.n = n
         self.sink = sink
-        self.batched: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.derived: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.batched = Marks()
+        self.derived: dict[int, Derived] = {}
         self.seen: dict[tuple[str, str], int] = {}
         self.expected: dict[int, int] = {}  # uses recorded by the forward, by parameter
-        self.keep_derived: list[Tensor] = []
         self.has_derived: set[str] = set()
-        self.probing: dict[Key, list[Layout]] | None = None
-        self.probed_example = 0
+        self.half = False  # whether anything was computed in float16
+        self.arrived: set[str] = set()  # parameters (as keys name them) that some gradient reached, zero or not
+        self.ragged = False
+        self.reads = 0  # how many integers of the batch were read out
+        self.versions: list[tuple[weakref.ref, int]] = []
+
+    def end(self) -> None:
+        """Let go of everything that belongs to the batch."""
+        self.begin(1, nowhere)
 
     # -- what a tensor is ---------------------------------------------------------------
 
     def mark_data(self, data: Any) -> None:
         """The tensors of the batch itself."""
-        for leaf in tree_flatten(data)[0]:
-            if isinstance(leaf, Tensor):
-                self.batched[leaf] = True
+        for tensor in data_tensors(data):
+            self.batched.add(tensor)
+            self.versions.append((weakref.ref(tensor), tensor._version))
+
+    def check_data(self) -> None:
+        for ref, version in self.versions:
+            tensor = ref()
+            if tensor is not None and tensor._version != version:
+                raise SordinoError(
+                    f"losses writes into its own data (a tensor of shape {tuple(tensor.shape)}); it may be called "
+                    "several times for one batch, so work on a copy: x = x.clone()"
+                )
 
     def name_of(self, tensor: Tensor) -> str:
-        if id(tensor) in self.names:
-            return self.names[id(tensor)]
-        below = self.parameters_below(tensor)
-        return "+".join(self.names[id(p)] for p in below)
+        name = self.names.get(id(tensor))
+        return name if name is not None else "+".join(sorted(self.derived[id(tensor)].names))
+
+    def origin(self, tensor: Tensor) -> Derived | None:
+        return self.derived.get(id(tensor))
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        return id(tensor) in self.names or (tensor.requires_grad and tensor in self.derived)
+        return id(tensor) in self.names or id(tensor) in self.derived
 
     def is_batched(self, tensor: Tensor) -> bool:
-        if id(tensor) in self.names:
+        if id(tensor) in self.names or id(tensor) in self.derived:
             return False
-        if tensor.requires_grad:
-            return tensor not in self.derived
-        return tensor in self.batched
+        return tensor.requires_grad or tensor in self.batched
 
     def parameters_below(self, tensor: Tensor) -> list[Tensor]:
         """The trainable parameters that a derived tensor was computed from."""
@@ -161,6 +156,11 @@ class Recorder(TorchFunctionMode):
             if node is None or node in done:
                 continue
             done.add(node)
+            if getattr(node, "_forward_cls", None) is Tap:
+                raise Unsupported(
+                    f"a tensor computed from parameter(s) {self.name_of(tensor)!r} was written to in place with values "
+                    "of the batch; build a new tensor instead, or set physical_batch_size=1"
+                )
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) in self.names:
                 found[id(variable)] = variable
@@ -168,118 +168,140 @@ class Recorder(TorchFunctionMode):
         return sorted(found.values(), key=lambda p: self.names[id(p)])
 
     def next_key(self, operation: str, tensors: Iterable[Tensor]) -> Key:
-        name = ",".join(self.name_of(t) for t in tensors)
+        name = ",".join([self.name_of(t) for t in tensors])
         count = self.seen.get((operation, name), 0)
         self.seen[operation, name] = count + 1
-        return operation, name, count
+        key = (operation, name, count)
+        if self.ragged:
+            self.layouts.loose.add(key)
+        return key
 
     def expect(self, tensor: Tensor) -> None:
         self.expected[id(tensor)] = self.expected.get(id(tensor), 0) + 1
 
+    def layout(self, key: Key, g: Tensor) -> Layout | None:
+        """Where the examples lie in g; None when there is nothing to record (a zero gradient, or a probe)."""
+        self.arrived.add(key[1])
+        return self.layouts.find(key, g, self.n)
+
+    def reached(self) -> set[str]:
+        return {name for names in self.arrived for part in names.split(",") for name in part.split("+")}
+
+    def no_layout(self, key: Key, shape: Iterable[int]) -> PrivacyError:
+        return mixed(key, shape, self.n)
+
     # -- operations ---------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func in TRANSPARENT:
-            return func(*args, **kwargs)
+        if func in METADATA or func in TRANSPARENT:
+            return func(*args, **(kwargs or {}))
+        names, derived, marks = self.names, self.derived, self.batched._refs
         parameters = batched = False
-        for leaf in _tensors(args, kwargs):
-            if id(leaf) in self.names:
-                parameters = True
-            elif leaf.requires_grad:
-                if leaf in self.derived:
+        for leaf in args if not kwargs else (*args, *kwargs.values()):
+            if isinstance(leaf, Tensor):
+                key = id(leaf)
+                if key in names or key in derived:
                     parameters = True
-                else:
+                elif leaf.requires_grad:
                     batched = True
-            elif leaf in self.batched:
-                batched = True
-        if not parameters or not torch.is_grad_enabled():
-            out = func(*args, **kwargs)
-            if batched:
-                self._mark_batched(out)
-            return out
-        from . import rules
+                elif key in marks and leaf in self.batched:
+                    batched = True
+            elif isinstance(leaf, (tuple, list, dict)):
+                for inner in _tensors(leaf):
+                    if self.is_batched(inner):
+                        batched = True
+                    elif id(inner) in names or id(inner) in derived:
+                        parameters = True
+        if parameters and torch.is_grad_enabled():
+            from . import rules
 
-        return rules.run(self, func, args, kwargs, batched)
+            return rules.run(self, func, args, kwargs or {}, batched)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if batched:
+            self._follow(func, args, kwargs, out)
+        return out
 
-    def _mark_batched(self, out: Any) -> None:
+    def _follow(self, func: Any, args: tuple, kwargs: dict | None, out: Any) -> None:
+        """What came out of an operation on batched tensors is batched."""
         if isinstance(out, Tensor):
             if not out.requires_grad and id(out) not in self.names:
-                self.batched[out] = True
+                self.batched.add(out)
+        elif out is None:  # x[...] = y
+            if args and isinstance(args[0], Tensor) and id(args[0]) not in self.names:
+                self._mark_written(args[0])
         elif isinstance(out, (tuple, list, dict)):
-            for leaf in tree_flatten(out)[0]:
-                if isinstance(leaf, Tensor) and not leaf.requires_grad:
-                    self.batched[leaf] = True
+            for leaf in _tensors(out):
+                if not leaf.requires_grad:
+                    self.batched.add(leaf)
+        if func in RAGGED or func in SCALARS or func is Tensor.__getitem__:
+            self.ragged = self.ragged or self._chooses_rows(func, args, kwargs or {})
 
-    def mark_derived(self, out: Any, origin: Origin | None = None) -> None:
-        for leaf in tree_flatten(out)[0]:
-            if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in self.names:
-                self.derived[leaf] = origin or Origin()
-                self.keep_derived.append(leaf)
-                self.has_derived.update(self.names[id(p)] for p in self.parameters_below(leaf))
+    def _mark_written(self, tensor: Tensor) -> None:
+        for t in (tensor, tensor._base):
+            if t is not None and not t.requires_grad:
+                self.batched.add(t)
 
-    # -- the backward's side ------------------------------------------------------------
+    def _chooses_rows(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        if func is Tensor.__getitem__:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
+        if func in SCALARS:  # one number (the longest length) is harmless; one an example is not
+            self.reads += not args[0].is_floating_point()
+            return self.n > 1 and self.reads >= self.n
+        if func in (torch.repeat_interleave, Tensor.repeat_interleave):
+            return any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
+        return not args[0].is_floating_point() or func not in (Tensor.tolist, Tensor.numpy)
 
-    def layout(self, key: Key, g: Tensor) -> Layout | None:
-        """Where the examples lie in g. None while probing: then there is nothing to record."""
-        if self.probing is not None:
-            self._look(key, g)
-            return None
-        if self.n == 1:
-            return Layout(0)
-        known = self.layouts.get(key)
-        if self.verify and key not in self.verified:
-            if bool((g != 0).any()):
-                raise NeedsProbe(key)
-        if known is None or not known.fits(g.shape, self.n):
-            if known is not None and self.verify:
-                raise NeedsProbe(key)
-            possible = candidates(g.shape, self.n)
-            if not possible:
-                raise self.no_layout(key, g.shape)
-            known = self.layouts[key] = possible[0]
-        return known
+    def mark_derived(self, out: Any, sources: Iterable[Any], **origin: Any) -> None:
+        """`out` was computed from the parameters and derived tensors among `sources`."""
+        leaves = [out] if isinstance(out, Tensor) else list(_tensors(out))
+        leaves = [t for t in leaves if t.requires_grad and id(t) not in self.names]
+        if not leaves:
+            return
+        below: set[str] = set()
+        for source in _tensors(sources):
+            if id(source) in self.names:
+                below.add(self.names[id(source)])
+            elif id(source) in self.derived:
+                below |= self.derived[id(source)].names
+        self.has_derived |= below
+        for leaf in leaves:
+            self.derived[id(leaf)] = Derived(leaf, frozenset(below), **origin)
 
-    def no_layout(self, key: Key, shape: Iterable[int]) -> PrivacyError:
-        operation, name, _ = key
-        return PrivacyError(
-            f"parameter {name!r}: the gradient of one example's loss at {operation} (output {tuple(shape)}, "
-            f"{self.n} examples) does not stay in that example's own rows, so examples are mixed before or after it; "
-            "remove what mixes them (batch statistics, a shared loss term), or set physical_batch_size=1"
-        )
-
-    def _look(self, key: Key, g: Tensor) -> None:
-        assert self.probing is not None
-        possible = self.probing.get(key)
-        if possible is None:
-            possible = candidates(g.shape, self.n)
-        if bool((g != 0).any()):
-            kept = []
-            for layout in possible:
-                mine = layout.front(g != 0, self.n).reshape(self.n, -1).any(1)
-                mine[self.probed_example] = False
-                if not bool(mine.any()):
-                    kept.append(layout)
-            if not kept:
-                raise self.no_layout(key, g.shape)
-            self.layouts[key] = kept[0]
-            self.verified.add(key)
-            possible = kept
-        self.probing[key] = possible
+    def unmark_derived(self, tensor: Tensor) -> None:
+        """It was written to with values of the batch."""
+        for t in (tensor, tensor._base):
+            if t is not None:
+                self.derived.pop(id(t), None)
 
 
-def _tensors(args: tuple, kwargs: dict) -> Iterable[Tensor]:
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                if isinstance(item, Tensor):
-                    yield item
-                elif isinstance(item, (tuple, list)):
-                    yield from _tensors(tuple(item), {})
-        elif isinstance(value, dict):
-            yield from _tensors((), value)
+def nowhere(tensor: Tensor, use: Use) -> None:
+    """Where uses go when nobody measures."""
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            if isinstance(item, (Tensor, tuple, list, dict)):
+                yield from _tensors(item)
+
+
+def data_tensors(data: Any) -> Iterator[Tensor]:
+    """The tensors of a batch: nested tuples, lists, mappings, and objects that hold tensors."""
+    if hasattr(data, "keys") and not isinstance(data, dict):
+        data = {key: data[key] for key in data.keys()}  # noqa: SIM118  (a mapping by convention only)
+    for leaf in tree_flatten(data)[0]:
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "keys") and hasattr(leaf, "__getitem__"):
+            yield from data_tensors(leaf)
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            yield from (t for t in vars(leaf).values() if isinstance(t, Tensor))
 
 
 def check_losses(losses: Any, rows: int) -> Tensor:
@@ -301,3 +323,6 @@ def check_losses(losses: Any, rows: int) -> Tensor:
             "losses does not depend on any trainable parameter; was it computed under torch.no_grad() or detached?"
         )
     return losses
+
+
+__all__ = ["Operation", "Recorder", "Tap", "check_losses", "data_tensors"]

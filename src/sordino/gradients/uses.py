@@ -12,12 +12,14 @@ Everything here is float32 (float64 for float64 models), whatever the model comp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .layout import Layout
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -46,6 +48,18 @@ class Use(ABC):
     def stored(self) -> int:
         """Numbers held in memory."""
 
+    @abstractmethod
+    def each(self) -> int:
+        """Numbers in the gradient of one example."""
+
+    def numbers(self) -> int:
+        """Numbers in memory while the gradient of one example is materialised."""
+        return self.each()
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device: ...
+
 
 @dataclass
 class PerExample(Use):
@@ -69,6 +83,13 @@ class PerExample(Use):
 
     def stored(self) -> int:
         return self.grad.numel()
+
+    def each(self) -> int:
+        return self.grad.numel() // max(1, self.n)
+
+    @property
+    def device(self) -> torch.device:
+        return self.grad.device
 
 
 @dataclass
@@ -96,6 +117,13 @@ class Factors(Use):
 
     def stored(self) -> int:
         return self.left.numel() + self.right.numel()
+
+    def each(self) -> int:
+        return self.left.shape[2] * self.right.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.left.device
 
 
 @dataclass
@@ -130,6 +158,13 @@ class Rows(Use):
     def stored(self) -> int:
         return self.right.numel()
 
+    def each(self) -> int:
+        return self.size * self.right.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.right.device
+
 
 @dataclass
 class Derived(Use):
@@ -157,17 +192,24 @@ class Derived(Use):
         if grad is None:
             shape = (cotangent.shape[0], *self.parameter.shape) if batched else self.parameter.shape
             grad = cotangent.new_zeros(shape)
-        return exact(grad)
+        return exact(grad.to_dense() if grad.is_sparse else grad)
 
     def per_example(self, lo: int, hi: int) -> Tensor:
-        total = torch.stack([use.per_example(lo, hi) for use in self.uses]).sum(0)
+        total = add(use.per_example(lo, hi) for use in self.uses)
         total = total.reshape(hi - lo, *self.derived.shape)
-        if hi - lo == 1:
-            return self._pull(total[0], batched=False)[None]
-        return self._pull(total, batched=True)
+        if hi - lo > 1:
+            try:
+                return self._pull(total, batched=True)
+            except (RuntimeError, NotImplementedError):
+                pass  # an operation without a batching rule
+        return torch.stack([self._pull(each, batched=False) for each in total])
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = torch.stack([use.weighted_sum(weights) for use in self.uses]).sum(0)
+        if torch.finfo(self.derived.dtype).bits < 32:  # a sum rounded to half precision would not be bounded
+            step = max(1, 2**24 // self.numbers())
+            parts = (PerExample(self.per_example(lo, min(self.n, lo + step))) for lo in range(0, self.n, step))
+            return add(part.weighted_sum(w) for part, w in zip(parts, weights.split(step), strict=True))
+        total = add(use.weighted_sum(weights) for use in self.uses)
         return self._pull(total.reshape(self.derived.shape), batched=False)
 
     def select(self, keep: Tensor) -> Derived:
@@ -176,36 +218,60 @@ class Derived(Use):
     def stored(self) -> int:
         return sum(use.stored() for use in self.uses)
 
+    def numbers(self) -> int:
+        return 2 * self.parameter.numel() + 2 * self.derived.numel() + sum(use.numbers() for use in self.uses)
+
+    def each(self) -> int:
+        return self.parameter.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameter.device
+
+
+def add(tensors: Iterable[Tensor]) -> Tensor:
+    total: Any = None
+    for tensor in tensors:
+        total = tensor if total is None else total + tensor
+    return total
+
 
 @dataclass
-class OwnRow(Use):
-    """A use of a derived tensor whose row i belongs to example i: grad_i is zero but for that row."""
+class OwnRows(Use):
+    """A use of a derived tensor that has rows for every example: grad_i is zero but in the rows of example i."""
 
-    grad: Tensor  # (n, *rest)
+    grad: Tensor  # (n, m, *rest)
+    layout: Layout  # where the rows lie in the derived tensor
 
     def __post_init__(self) -> None:
         self.grad = exact(self.grad)
-        self.n = self.grad.shape[0]
+        self.n = self.total = self.grad.shape[0]
         self.rows = torch.arange(self.n, device=self.grad.device)
-        self.total = self.n
 
     def per_example(self, lo: int, hi: int) -> Tensor:
         out = self.grad.new_zeros(hi - lo, self.total, *self.grad.shape[1:])
         out[torch.arange(hi - lo, device=out.device), self.rows[lo:hi]] = self.grad[lo:hi]
-        return out
+        return self.layout.back_many(out)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         out = self.grad.new_zeros(self.total, *self.grad.shape[1:])
         out[self.rows] = self.grad * weights.to(self.grad.dtype).reshape(-1, *[1] * (self.grad.dim() - 1))
-        return out
+        return self.layout.back(out)
 
-    def select(self, keep: Tensor) -> OwnRow:
-        out = OwnRow(self.grad[keep])
+    def select(self, keep: Tensor) -> OwnRows:
+        out = OwnRows(self.grad[keep], self.layout)
         out.rows, out.total = self.rows[keep], self.total
         return out
 
     def stored(self) -> int:
         return self.grad.numel()
+
+    def each(self) -> int:
+        return self.total * self.grad.numel() // max(1, self.n)
+
+    @property
+    def device(self) -> torch.device:
+        return self.grad.device
 
 
 @dataclass(frozen=True)
@@ -292,6 +358,16 @@ class Patches(Use):
 
     def stored(self) -> int:
         return self.x.numel() + self.g.numel()
+
+    def numbers(self) -> int:
+        return self.spec.weight.numel() * (1 + self.positions // max(1, self.spec.weight.shape[0]))
+
+    def each(self) -> int:
+        return self.spec.weight.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.g.device
 
 
 def cut(image: Tensor, kernel: torch.Size, spec: ConvSpec, space: torch.Size) -> Tensor:

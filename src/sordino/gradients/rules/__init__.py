@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from . import attention, broadcast, conv, embedding, fallback, linear, norms, recurrent
 
 if TYPE_CHECKING:
@@ -55,8 +53,13 @@ def _derive(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
         out = special(recorder, func, args, kwargs)
         if out is not NotImplemented:
             return out
+    if fallback.in_place(func):
+        fallback.refuse_writing(recorder, func, args[0])
+        out = func(*args, **kwargs)
+        for changed in (args[0], args[0]._base):
+            if changed is not None:
+                recorder.mark_derived(changed, (args, kwargs))
+        return out
     out = func(*args, **kwargs)
-    changed = args[0] if fallback.in_place(func) else out
-    if not isinstance(changed, Tensor) or id(changed) not in recorder.names:
-        recorder.mark_derived(changed)
+    recorder.mark_derived(out, (args, kwargs))
     return out

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
-from ..recorder import Operation
-from ..uses import OwnRow, PerExample, exact
+from ..operation import Operation
+from ..uses import OwnRows, PerExample, exact
 
 if TYPE_CHECKING:
     from ..recorder import Recorder
@@ -31,6 +31,18 @@ def reduce_to(g: Tensor, layout: Layout, n: int, shape: torch.Size) -> Tensor:
     return fronted.reshape(n, *shape)
 
 
+def rows_of(g: Tensor, layout: Layout, n: int, shape: torch.Size) -> Tensor:
+    """Per-example gradient (n, m, rest) of a tensor of `shape` that has a row for every row of g."""
+    missing = g.dim() - len(shape)
+    aligned = [1] * missing + list(shape)
+    del aligned[layout.dim]
+    fronted = exact(layout.front(g, n))
+    dims = [2 + d for d, size in enumerate(aligned) if size == 1 and fronted.shape[2 + d] != 1]
+    if dims:
+        fronted = fronted.sum(dims, keepdim=True)
+    return fronted.reshape(*fronted.shape[:2], *aligned[missing:])
+
+
 class Broadcast(Operation):
     """x + p, x − p, p − x, x · p."""
 
@@ -38,7 +50,7 @@ class Broadcast(Operation):
         self.name = name
         super().__init__(recorder, [parameter])
         self.parameter = parameter
-        origin = recorder.derived.get(parameter) if id(parameter) not in recorder.names else None
+        origin = recorder.origin(parameter)
         self.row = origin.expanded if origin is not None else None
         self.trains(parameter if self.row is None else self.row)
 
@@ -71,14 +83,10 @@ class Broadcast(Operation):
             target = p if self.row is None else self.row
             shape = target.shape
             self.recorder.sink(target, PerExample(reduce_to(g, layout, n, shape)))
-        elif self.row is not None and own == 0:
+        elif self.row is not None and own == 0 and self.row.shape[0] * g.shape[layout.dim] == p.shape[0]:
             self.recorder.sink(self.row, PerExample(reduce_to(g, layout, n, self.row.shape)))
-        elif own == 0 and p.shape[0] == n:
-            rest = p.shape[1:]
-            grad = reduce_to(g, layout, n, torch.Size([1, *rest]))
-            self.recorder.sink(p, OwnRow(grad.reshape(n, *rest)))
         else:
-            raise self.recorder.no_layout(self.key, g.shape)
+            self.recorder.sink(p, OwnRows(rows_of(g, layout, n, p.shape), Layout(own, layout.slow)))
 
 
 def _binary(name: str, flipped: str | None = None) -> Any:

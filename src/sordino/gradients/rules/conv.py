@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..recorder import Operation
+from ..operation import Operation
 from ..uses import ConvSpec, Patches, PerExample, exact
 from .linear import lower
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PrivacyError
-from ..recorder import Operation, Origin
+from ..operation import Operation
 from ..uses import Rows
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def constant_embedding(recorder: Recorder, func: Any, args: tuple, kwargs: dict)
     repeated = index.dim() > 1 and index.shape[0] > 1 and index.stride(0) == 0
     first = index[:1] if repeated else index
     out = F.embedding(first, weight, padding_idx)
-    recorder.mark_derived(out, Origin(embedding=(weight, first, padding_idx)))
+    recorder.mark_derived(out, weight, embedding=(weight, first, padding_idx))
     if not repeated:
         return out
     wide = out.expand(index.shape[0], *out.shape[1:])
-    recorder.mark_derived(wide, Origin(expanded=out))
+    recorder.mark_derived(wide, weight, expanded=out)
     return wide
 
 
@@ -97,15 +97,15 @@ def expand(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     if out is source:
         return out
     row = source
-    if recorder.is_parameter(source) and source in recorder.derived:
-        row = recorder.derived[source].expanded
-        row = source if row is None else row
+    origin = recorder.origin(source)
+    if origin is not None and origin.expanded is not None:
+        row = origin.expanded
     while row.dim() < out.dim():
         row = row.unsqueeze(0)
     one_row = row.shape[0] == 1 and out.shape[0] > 1 and row.shape[1:] == out.shape[1:]
-    if one_row and id(row) not in recorder.names:
-        recorder.mark_derived(row)
-    recorder.mark_derived(out, Origin(expanded=row if one_row else None))
+    if one_row and not recorder.is_parameter(row):
+        recorder.mark_derived(row, source)
+    recorder.mark_derived(out, source, expanded=row if one_row else None)
     return out
 
 

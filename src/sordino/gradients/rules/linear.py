@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..recorder import Operation
+from ..operation import Operation
 from ..uses import Factors, PerExample, exact
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | No
 def transposed_parameter(recorder: Recorder, tensor: Tensor) -> Tensor | None:
     """p if `tensor` is exactly p.T for a two-dimensional parameter p."""
     base = tensor._base
-    if base is None or id(base) not in recorder.names or base.dim() != 2 or tensor not in recorder.derived:
+    if base is None or id(base) not in recorder.names or base.dim() != 2 or recorder.origin(tensor) is None:
         return None
     same = tensor.shape == base.shape[::-1] and tensor.stride() == base.stride()[::-1]
     plain = tensor.grad_fn is not None and tensor.grad_fn.name() in ("TBackward0", "TransposeBackward0",

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PrivacyError
-from ..recorder import Operation
+from ..operation import Operation
 from ..uses import PerExample, exact
 
 if TYPE_CHECKING:

@@ -1,0 +1,71 @@
+"""One recorded operation: the same forward on detached parameters, a backward that records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Unsupported
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+class Tap(torch.autograd.Function):
+    """`anchor` is a dummy leaf, so that the node runs in every backward."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, operation: Operation, *inputs: Tensor) -> Any:
+        out, saved = operation.forward(*inputs)
+        ctx.operation = operation
+        ctx.save_for_backward(*saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # outside the guard: an activation checkpoint recomputes here
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            return None, None, *ctx.operation.backward(saved, grads, ctx.needs_input_grad[2:])
+
+
+class Operation:
+    """A rule for one operation.
+
+    `inputs` of forward are the batched tensors; parameters are attributes.
+    """
+
+    name: str
+
+    def __init__(self, recorder: Recorder, parameters: Iterable[Tensor]) -> None:
+        self.recorder = recorder
+        self.key = recorder.next_key(self.name, parameters)
+
+    def forward(self, *inputs: Tensor) -> tuple[Any, tuple[Tensor | None, ...]]:
+        raise NotImplementedError
+
+    def backward(
+        self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError
+
+    def apply(self, *inputs: Tensor) -> Any:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise Unsupported(
+                f"{self.name} uses parameter(s) {self.key[1]!r} inside torch.func.vmap or torch.func.grad, where a "
+                "private step cannot follow it; write the batch dimension out, or set physical_batch_size=1"
+            )
+        with torch._C.DisableTorchFunction():
+            out = Tap.apply(self.recorder.anchor, self, *inputs)
+        if isinstance(out, Tensor) and out.dtype == torch.float16:
+            self.recorder.half = True
+        return out
+
+    def trains(self, tensor: Any) -> bool:
+        """Whether `tensor` is a parameter (or derived from one), noting that a use of it will follow."""
+        if not isinstance(tensor, Tensor) or not self.recorder.is_parameter(tensor):
+            return False
+        self.recorder.expect(tensor)
+        return True
