@@ -11,12 +11,12 @@ of b; ``r = sqrt(-2 ln u)``. Angle: 24 bits, the high 23 of b as the signed half
 ``m + 1/2`` giving ``phi = (m + 1/2) pi / 2^23`` in (-pi/2, pi/2), and bit 8 of b as the
 sign of r, the other half of the circle.
 
-**To the bit.** Only +, -, *, /, sqrt (each correctly rounded by IEEE 754, none fused),
+**To the bit.** Only +, -, *, sqrt (each correctly rounded by IEEE 754, none fused),
 conversions from integers and operations on bits: no library logarithm or sine, whose
 last bits depend on the machine, the version, and the place of an element in a vector
 loop. So the normals are the same on every CPU and for every split, and on a GPU where
-the kernel uses the same operations. Relative error about 3e-7 of r (tested against
-exact arithmetic), at both ends: u near 1 keeps all its 40 bits (`s` below is u - 1).
+the kernel uses the same operations. Error about 3e-7 of r (tested against exact
+arithmetic), at both ends: u near 1 keeps all its 40 bits (`s` below is u - 1).
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ RADIUS_BITS = 40
 #: No normal is farther from 0: k = 0 gives sqrt(-2 ln 2^-41). For the accountant's tail term.
 R_MAX = math.sqrt(2 * (RADIUS_BITS + 1) * math.log(2))
 
-# -2 ln(1+f) = q (LOG0 + z (LOG1 + ...)),  q = f/(2+f), z = q^2; minimax on [sqrt(1/2), sqrt 2], relative 8e-10
-LOG = (-4.0, -1.333335518836975, -0.7995514869689941, -0.5974187254905701)
+# -2 ln(1+f) = f (LOG0 + f (LOG1 + ...)) on [sqrt(1/2) - 1, sqrt 2 - 1], relative 3e-8. (No division: a correctly rounded
+# one is a subroutine on a GPU.)
+LOG = (
+    -2.0, 0.9999998211860657, -0.6666790246963501, 0.5000351071357727, -0.39924144744873047,
+    0.33141016960144043, -0.2983594536781311, 0.28615042567253113, -0.17469686269760132,
+)  # fmt: skip
 # sin x = x (1 + x^2 (...)), relative 5e-9, and cos x = 1 + x^2 (...), absolute 5e-8, both on [0, pi/2]
 SIN = (1.0, -0.16666656732559204, 0.008333025500178337, -0.00019807417993433774, 2.6019031338364584e-06)
 COS = (1.0, -0.4999993145465851, 0.041663989424705505, -0.001385592739097774, 2.31943868129747e-05)
@@ -51,7 +55,7 @@ def _i(value: int) -> np.ndarray:
 
 
 # 0-dimensional arrays: a ufunc takes them faster than scalars.
-_TWO_M32, _ONE, _TWO = _f(2.0**-32), _f(1.0), _f(2.0)
+_TWO_M32, _ONE = _f(2.0**-32), _f(1.0)
 _LOW8, _BITS_TWO_M17 = _i(0xFF), _f(2.0**-17).view(np.int32)
 _TWO_M17_LESS_HALF = _f(2.0**-17 - 2.0**-41)
 _SHIFT31, _SHIFT23, _SHIFT8, _BIT0 = _i(31), _i(23), _i(8), _i(1)
@@ -106,10 +110,7 @@ class Scratch:
         # u <- r = sqrt(-2 e ln 2 - 2 ln(1+f))
         np.copyto(s, h_bits, casting="unsafe")
         mul(s, _MINUS_2_LN2, s)
-        add(u, _TWO, g)
-        np.divide(u, g, u)
-        mul(u, u, g)
-        self._horner(h, g, _LOG)
+        self._horner(h, u, _LOG)
         mul(h, u, h)
         add(h, s, h)
         np.sqrt(h, u)

@@ -6,7 +6,7 @@ lanes of a warp read and write neighbouring elements. Up to two terms (a step an
 predecessor, as DP-λCGD needs) are drawn before memory is touched.
 
 In the exact mode the operations are those of `boxmuller`, with no multiply-add fused and
-division and root correctly rounded: the normals equal the CPU's to the bit. Under
+the root correctly rounded: the normals equal the CPU's to the bit. Under
 ``TRITON_INTERPRET=1`` the same source runs without a GPU.
 
 Key words are launch arguments that are never specialised on, so that no compiled
@@ -31,7 +31,7 @@ from .cipher import tensor_words
 
 _LANES = tl.constexpr(boxmuller.LANES)
 _TILE = tl.constexpr(boxmuller.TILE)
-_L0, _L1, _L2, _L3 = (tl.constexpr(c) for c in boxmuller.LOG)
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = (tl.constexpr(c) for c in boxmuller.LOG)
 _S0, _S1, _S2, _S3, _S4 = (tl.constexpr(c) for c in boxmuller.SIN)
 _C0, _C1, _C2, _C3, _C4 = (tl.constexpr(c) for c in boxmuller.COS)
 _LN = tl.constexpr(boxmuller.MINUS_2_LN2)
@@ -45,7 +45,7 @@ EXACT, FUSED, APPROX = 0, 1, 2
 @dataclass(frozen=True)
 class Variant:
     """How the kernel is compiled. `mode`: 0 equals the CPU to the bit; 1 fuses multiply-adds and takes the approximate
-    division and root; 2 takes the hardware's sine and cosine as well. 1 and 2 agree to rounding; for comparison."""
+    root; 2 takes the hardware's sine and cosine as well. 1 and 2 agree to rounding; for comparison."""
 
     block: int = 128  # ChaCha20 blocks of a program, a multiple of 128
     warps: int = 4
@@ -136,12 +136,8 @@ def _pair(a, b, MODE: tl.constexpr):
     bits = u.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) & -0x800000
     f = ((bits - exponent).to(tl.float32, bitcast=True) - 1.0) + rest
-    if MODE == 0:
-        q = tl.div_rn(f, f + 2.0)
-    else:
-        q = f / (f + 2.0)
-    z = q * q
-    t = (((z * _L3 + _L2) * z + _L1) * z + _L0) * q + exponent.to(tl.float32) * _LN
+    t = ((((f * _L8 + _L7) * f + _L6) * f + _L5) * f + _L4) * f + _L3
+    t = (((t * f + _L2) * f + _L1) * f + _L0) * f + exponent.to(tl.float32) * _LN
     if MODE == 0:
         r = tl.sqrt_rn(t)
     else:
