@@ -219,6 +219,8 @@ class Private:
         """
         self._check_call(losses, batch)
         self.attempted = batch.step
+        for p in self.parameters.values():
+            p.grad = None  # a step that fails must not leave the last one's gradient to be applied again
         if self.check_wanted and self.check_report is None and len(batch) > 1:
             self._check_sensitivity(losses, batch)
         sums, numbers = self._clipped_sums(losses, batch)
