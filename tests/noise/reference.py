@@ -37,7 +37,7 @@ def chacha20_block(key: bytes, counter: int, nonce: bytes) -> list[int]:
         _quarter(x, 1, 6, 11, 12)
         _quarter(x, 2, 7, 8, 13)
         _quarter(x, 3, 4, 9, 14)
-    return [(a + b) & MASK for a, b in zip(x, state)]
+    return [(a + b) & MASK for a, b in zip(x, state, strict=True)]
 
 
 def normal(a: int, b: int, sine: bool) -> tuple[float, float]:

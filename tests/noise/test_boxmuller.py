@@ -65,7 +65,7 @@ def test_every_normal_is_what_its_words_say() -> None:
     b += rng.integers(0, 2**32, 5000).tolist()
     got = transform(a, b)
     for sine in (False, True):
-        exact = np.array([normal(x, y, sine) for x, y in zip(a, b)])
+        exact = np.array([normal(x, y, sine) for x, y in zip(a, b, strict=True)])
         error = np.abs(got[int(sine)] - exact[:, 0]) / exact[:, 1]
         assert error.max() < 4e-7, (error.max(), a[error.argmax()], b[error.argmax()])
 

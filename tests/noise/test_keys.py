@@ -134,9 +134,16 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"sordino-key-1 secret\n", b"sordino-key-1 secret 00ff\n", b"\xff\xfe\x00", b"sordino-key-9 secret " + b"00" * 32,
-     b"sordino-key-1 secret " + b"zz" * 32, b"sordino-key-1 other " + b"00" * 32],
-)  # fmt: skip
+    [
+        b"",
+        b"sordino-key-1 secret\n",
+        b"sordino-key-1 secret 00ff\n",
+        b"\xff\xfe\x00",
+        b"sordino-key-9 secret " + b"00" * 32,
+        b"sordino-key-1 secret " + b"zz" * 32,
+        b"sordino-key-1 other " + b"00" * 32,
+    ],
+)
 def test_a_missing_or_damaged_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(StateError, match="no key file") as missing:
         Keys.load(tmp_path / "key")

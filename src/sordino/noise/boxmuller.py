@@ -33,8 +33,8 @@ RADIUS_BITS = 40
 #: No normal is farther from 0: k = 0 gives sqrt(-2 ln 2^-41). For the accountant's tail term.
 R_MAX = math.sqrt(2 * (RADIUS_BITS + 1) * math.log(2))
 
-# -2 ln(1+f) = f (LOG0 + f (LOG1 + ...)) on [sqrt(1/2) - 1, sqrt 2 - 1], relative 3e-8. (No division: a correctly rounded
-# one is a subroutine on a GPU.)
+# -2 ln(1+f) = f (LOG0 + f (LOG1 + ...)) on [sqrt(1/2) - 1, sqrt 2 - 1], relative 3e-8. (No division: a correctly
+# rounded one is a subroutine on a GPU.)
 LOG = (
     -2.0, 0.9999998211860657, -0.6666790246963501, 0.5000351071357727, -0.39924144744873047,
     0.33141016960144043, -0.2983594536781311, 0.28615042567253113, -0.17469686269760132,

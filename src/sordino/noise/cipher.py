@@ -77,7 +77,7 @@ def keystream(key: bytes, nonce96: bytes, first_block: int, blocks: int) -> np.n
     check_blocks(first_block, blocks)
     out = np.empty(blocks * BLOCK_WORDS, dtype="<u4")
     if blocks:
-        open_stream(key, nonce96, first_block).update_into(bytes(out.nbytes), memoryview(out).cast("B"))
+        open_stream(key, nonce96, first_block).update_into(bytes(out.nbytes), out.view(np.uint8).data)
     return out.astype(np.uint32, copy=False)
 
 

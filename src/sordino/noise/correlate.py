@@ -70,7 +70,7 @@ class CorrelatedNoise:
                 f"{self._strategy.steps - 1}); plan a longer run"
             )
         if isinstance(scale, bool) or not math.isfinite(scale) or scale < 0:
-            raise SordinoError(f"scale={scale!r} must be a finite number, not negative: clip norm times noise multiplier")
+            raise SordinoError(f"scale={scale!r} must be a finite number from 0 on: clip norm times noise multiplier")
         if self._checked != sums.keys():
             check_names(sums)
             self._checked = frozenset(sums)

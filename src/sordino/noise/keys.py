@@ -157,7 +157,7 @@ class Keys:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise StateError(f"cannot erase the key file {path}: {error.strerror or error}; remove it yourself") from None
+            raise StateError(f"cannot erase the key file {path} ({error.strerror or error}); remove it") from None
 
     @staticmethod
     def lock(path: str | os.PathLike[str]) -> KeyLock:

@@ -43,7 +43,7 @@ Part = tuple[np.ndarray, str, int]  # a flat tensor, its name, the offset of its
 Span = tuple[Part, int, int]  # of one tensor, tiles from the first on, so many
 
 # Each of the ~60 vector operations on a chunk gives the interpreter's lock away and takes it back: chunks long enough
-# that two threads rarely meet there, short enough for the second-level cache. No chunk size changes a bit of the result.
+# that two threads rarely meet there, short enough for the second-level cache. No chunk size changes a bit.
 CHUNK_TILES = 48
 MAX_THREADS = 4
 
@@ -76,13 +76,16 @@ class Stream:
         words = keystream(self._key, nonce(step, name), first, last - first)
         return words[offset - first * BLOCK_WORDS :][:length]
 
-    def normals(
-        self, step: int, name: str, offset: int, length: int, device: torch.device | str = "cpu"
-    ) -> Tensor:
+    def normals(self, step: int, name: str, offset: int, length: int, device: torch.device | str = "cpu") -> Tensor:
         """Standard normals, float32. (To add them to something, `add_normals_` does not hold them.)"""
         _check_range(offset, length)
+        term = _check_term((self._key, step, 1.0))
+        if torch.device(device).type == "cpu":
+            drawn = np.empty(length, np.float32)
+            _add_cpu([(drawn, name, int(offset))] if length else [], [term], replace=True)
+            return torch.from_numpy(drawn)
         out = torch.zeros(length, dtype=torch.float32, device=device)
-        add_normals_(out, [(self._key, step, 1.0)], name, offset)
+        add_normals_(out, [term], name, offset)
         return out
 
 
@@ -144,8 +147,11 @@ def check_names(names: Iterable[str]) -> None:
 # -- the CPU ---------------------------------------------------------------------------------------------------------
 
 
-def _add_cpu(parts: list[Part], terms: list[Term]) -> None:
-    """Cut all tiles that the tensors touch into chunks, and share the chunks out among threads."""
+def _add_cpu(parts: list[Part], terms: list[Term], replace: bool = False) -> None:
+    """Cut all tiles that the tensors touch into chunks, and share the chunks out among threads.
+
+    With `replace`, what was there is written over instead of added to (at most two terms).
+    """
     spans = [(part, part[2] // TILE, -(-(part[2] + part[0].size) // TILE)) for part in parts]
     tiles = sum(end - first for _, first, end in spans)
     threads = max(1, min(MAX_THREADS, torch.get_num_threads(), tiles // CHUNK_TILES))
@@ -166,7 +172,7 @@ def _add_cpu(parts: list[Part], terms: list[Term]) -> None:
         scratch = _scratch()
         with np.errstate(all="ignore"):
             for chunk in mine:
-                _add_chunk(scratch, chunk, terms)
+                _add_chunk(scratch, chunk, terms, replace)
 
     waiting = [_threads().submit(work, chunks[k::threads]) for k in range(1, threads)]
     work(chunks[::threads])
@@ -174,7 +180,7 @@ def _add_cpu(parts: list[Part], terms: list[Term]) -> None:
         future.result()
 
 
-def _add_chunk(scratch: Scratch, chunk: list[Span], terms: list[Term]) -> None:
+def _add_chunk(scratch: Scratch, chunk: list[Span], terms: list[Term], replace: bool) -> None:
     raw = memoryview(scratch.raw)
     nothing = memoryview(zeros(len(raw)))
     for pair in (terms[k : k + 2] for k in range(0, len(terms), 2)):
@@ -193,14 +199,19 @@ def _add_chunk(scratch: Scratch, chunk: list[Span], terms: list[Term]) -> None:
             low, high = max(0, origin), min(out.size, origin + count * TILE)
             mine = slice(place + low - origin, place + high - origin)
             total = _product(drawn[0][mine], pair[0][2], out.dtype)
-            for normals, (_, _, coefficient) in zip(drawn[1:], pair[1:]):
+            for normals, (_, _, coefficient) in zip(drawn[1:], pair[1:], strict=True):
                 total += _product(normals[mine], coefficient, out.dtype)
-            out[low:high] += total
+            if replace:
+                out[low:high] = total
+            else:
+                out[low:high] += total
             place += count * TILE
 
 
 def _product(normals: np.ndarray, coefficient: float, dtype: Any) -> np.ndarray:
     if dtype == np.float32:
+        if coefficient == 1.0:
+            return normals
         return np.multiply(normals, np.array(coefficient, np.float32), out=normals)
     return np.multiply(normals, np.array(coefficient, np.float64), dtype=np.float64)
 

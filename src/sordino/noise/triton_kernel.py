@@ -268,9 +268,7 @@ def _programs(count: int, offset: int, block: int) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _owners(
-    shapes: tuple[tuple[int, int], ...], block: int, device: torch.device
-) -> tuple[Tensor, tuple[int, ...]]:
+def _owners(shapes: tuple[tuple[int, int], ...], block: int, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
     """For every program its tensor, and for every tensor its first program: the same in every step."""
     counts = torch.tensor([_programs(count, offset, block) for count, offset in shapes])
     owner = torch.repeat_interleave(torch.arange(len(shapes), dtype=torch.int32), counts)
