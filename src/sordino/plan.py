@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .accounting import Account, account, calibrate, number
@@ -45,7 +45,11 @@ class Plan:
         return self.budget.delta
 
     def account(self, steps_released: int | None = None, delta: float | None = None) -> Account:
-        """(ε, δ) after `steps_released` steps (all, if not said)."""
+        """(ε, δ) after `steps_released` steps (all, if not said).
+
+        Before the end the accountant may answer quickly and a little loosely, but never with more than
+        the whole run costs, of which the steps so far are a part.
+        """
         key = (self.steps if steps_released is None else steps_released, self.delta if delta is None else delta)
         if key not in self._known:
             self._known[key] = account(
@@ -56,11 +60,15 @@ class Plan:
                 delta=key[1],
                 parameters=self.parameters,
                 accountant=self.accountant,
+                coarse=key[0] < self.steps,
             )
+            if key[0] < self.steps:
+                found, whole = self._known[key], self.account(delta=key[1])
+                self._known[key] = replace(found, epsilon=min(found.epsilon, whole.epsilon))
         return self._known[key]
 
     def epsilon_after(self, steps: int) -> float:
-        """ε of the first `steps` steps, as tight as the accountant is."""
+        """ε of the first `steps` steps."""
         return self.account(steps).epsilon
 
     def epsilon_progress(self, steps: int) -> float:

@@ -82,10 +82,12 @@ def account(
     epsilon: float | None = None,
     parameters: int | None = None,
     accountant: str = "auto",
+    coarse: bool = False,
 ) -> Account:
     """(ε, δ) of the first `steps` steps (all, if not said), for one of `delta` and `epsilon`.
 
     `parameters` is the number of trainable parameters: the finite reach of the noise then counts in δ.
+    `coarse` asks for a quick answer (a thousandth looser), for progress; it is an upper bound like any other.
 
     >>> from sordino.budget import Schedule
     >>> from sordino.sampling import make_sampling
@@ -104,7 +106,7 @@ def account(
             return Account(float(epsilon or 0.0), 1.0 if spent else 0.0, "none", "none", 0.0, False)
         return Account(math.inf if spent else 0.0, delta, "none", "none", 0.0, False)
     chosen = resolve(strategy, sampling, accountant)
-    query = Query(strategy, sampling, float(noise_multiplier), count)
+    query = Query(strategy, sampling, float(noise_multiplier), count, coarse)
     if delta is not None:
         number("delta", delta, above=0.0, below=1.0)
         epsilon = chosen.epsilon(query, delta, parameters)

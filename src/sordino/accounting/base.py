@@ -65,12 +65,17 @@ class Accountant(ABC):
     @abstractmethod
     def tails(self, query: Query, curve: Curve, parameters: int) -> Tail: ...
 
+    def released(self, query: Query) -> Query:
+        """The query to answer instead: a longer run, where that costs no more to account for."""
+        return query
+
     def delta(self, query: Query, epsilon: float, parameters: int | None) -> float:
         """The smallest δ known for ε, tails and failure probability included."""
         if query.steps == 0 or epsilon == math.inf:
             return 0.0
         if query.sigma <= 0.0:
             return 1.0
+        query = self.released(query)
         curve = self.curve(query)
         delta = curve.delta(epsilon) + self.failure_probability
         if parameters:
@@ -85,6 +90,7 @@ class Accountant(ABC):
             return 0.0
         if query.sigma <= 0.0:
             return math.inf
+        query = self.released(query)
         curve = self.curve(query)
         left = delta - self.failure_probability
         if not parameters:

@@ -33,7 +33,7 @@ import numpy as np
 
 R_MAX = math.sqrt(2 * 41 * math.log(2))
 PAIR_MISSING = 2.0**-41  # P(radius > R_MAX) = exp(−R_MAX²/2)
-LARGEST_SHIFT = 6.0  # c(s) was checked to increase up to here; beyond, the term is set to 1
+SHORT_OF_RADIUS = 1.5  # c(s) increases up to r − 1.5 (checked in the tests); beyond, the term is set to 1
 # One odd entry a tensor uses a pair of its own; more tensors than this no model has.
 SPARE_PAIRS = 1_000_000
 
@@ -59,14 +59,14 @@ def first_order(radius: float = R_MAX) -> float:
     return radius * math.exp(-(radius**2) / 2) / math.pi
 
 
-def lost_mass(shift: float, coordinates: float) -> float:
+def lost_mass(shift: float, coordinates: float, radius: float = R_MAX) -> float:
     """``P(A \\ (A + v))`` for any v of length `shift` (in standard deviations) in `coordinates` dimensions."""
     if shift <= 0.0:
         return 0.0
-    if shift > LARGEST_SHIFT:
+    if shift > radius - SHORT_OF_RADIUS:
         return 1.0
     pairs = max(1.0, coordinates / 2)
-    return min(1.0, first_order() * shift * (math.sqrt(pairs) - 1.0) + pair_loss(shift))
+    return min(1.0, first_order(radius) * shift * (math.sqrt(pairs) - 1.0) + pair_loss(shift, radius))
 
 
 def log_kept(steps: int, parameters: int) -> float:
