@@ -50,6 +50,8 @@ def test_plan_is_the_librarys(run: Any) -> None:
     )
     assert result["noise_multiplier"] == theirs.noise_multiplier
     assert result["steps"] == 120 and result["separation"] == 30 and result["failure_probability"] == 0
+    curve = [point["epsilon"] for point in result["epsilon_curve"]]
+    assert len(curve) >= 7 and curve == sorted(curve) and result["epsilon"] in curve
     assert result["noise_vectors_stored"] == 0 and result["noise_vectors_regenerated"] == 1
 
 

@@ -123,6 +123,38 @@ def test_geometry_from_a_table_and_public_data(run: Any, tmp_path: Path) -> None
     assert "public examples with labels drawn uniformly" in (tmp_path / "out" / "privacy.json").read_text()
 
 
+def test_a_seeded_run_says_so(run: Any, tmp_path: Path) -> None:
+    code, said, err = run("train", *SMALL, "--set", "seed=3", "--out", tmp_path / "a", "--json")
+    assert code == 0 and json.loads(said)["void"] == "seeded" and "no guarantee (seeded)" in err
+    assert run("train", *SMALL, "--set", "seed=3", "--out", tmp_path / "b")[0] == 0
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sordino.cli.folder import RunFolder
+
+    written = RunFolder.add_metrics
+    calls = []
+
+    def full(folder: RunFolder, line: dict[str, Any]) -> None:
+        calls.append(line)
+        if len(calls) == 2:
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    Path, "open", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+                )
+                written(folder, line)
+        written(folder, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "add_metrics", full)
+        code, out, err = run("train", *SMALL, "--out", tmp_path / "out", "--json")
+    assert code == 2 and out == "" and "No space left on device" in err.splitlines()[-1] and "Traceback" not in err
+    code, out, err = run("train", "--resume", "--out", tmp_path / "out", "--json")
+    assert code == 0 and json.loads(out)["steps"] == 9
+    assert [line["step"] for line in lines(tmp_path / "out" / "metrics.jsonl")] == [3, 6, 9]
+
+
 def test_clip_only_has_no_guarantee(run: Any, tmp_path: Path) -> None:
     code, said, err = run("train", *SMALL, "--epsilon", "inf", "--out", tmp_path / "out", "--json")
     assert code == 0, err

@@ -88,7 +88,8 @@ def show_account(
 
 
 def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: bool) -> None:
-    curve = planned.epsilon_curve() if picture is not None or not as_json else []
+    curve = planned.epsilon_curve()
+    result["epsilon_curve"] = [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve]
     if planned.parameters:
         result["noise_bytes_stored"] = 4 * planned.parameters * planned.strategy.vectors_stored
     if picture is not None:

@@ -188,7 +188,9 @@ class Run:
     validation: dict[str, float] | None = None
 
     def _line(self, epoch: int) -> str:
-        parts = [f"epoch {epoch}", f"ε {round_up(self.private.guarantee().epsilon)}"]
+        guarantee = self.private.guarantee()
+        spent = f"no guarantee ({guarantee.void})" if guarantee.void else f"ε {round_up(guarantee.epsilon)}"
+        parts = [f"epoch {epoch}", spent]
         if self.metrics:
             parts.append(f"test accuracy {self.metrics['test_accuracy']:.4f}")
         if self.validation is not None:
@@ -209,7 +211,7 @@ class Run:
         return {
             "folder": str(self.folder.path),
             "model": str(self.folder.path / "model.safetensors"),
-            **{key: guarantee[key] for key in ("epsilon", "delta", "noise_multiplier", "statement")},
+            **{key: guarantee[key] for key in ("epsilon", "delta", "noise_multiplier", "void", "statement")},
             "steps": self.private.step,
             "metrics": metrics,
         }
