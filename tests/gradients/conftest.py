@@ -36,10 +36,9 @@ def alone(model: nn.Module, losses, data, n: int, take=rows, multiplicity: int =
     parameters = trainable(model)
     found: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
     for i in range(n):
-        value = call(losses, take(data, i * multiplicity, (i + 1) * multiplicity)).mean()
-        grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-        for (name, p), g in zip(parameters.items(), grads, strict=True):
-            g = torch.zeros_like(p) if g is None else g
+        call(losses, take(data, i * multiplicity, (i + 1) * multiplicity)).mean().backward()
+        for name, p in parameters.items():
+            g, p.grad = torch.zeros_like(p) if p.grad is None else p.grad, None
             found[name].append(g.to_dense() if g.is_sparse else g)
     return {name: torch.stack(g) for name, g in found.items()}
 
@@ -48,7 +47,7 @@ def expected(grads: dict[str, torch.Tensor], clipping: Clipping, scale: dict | N
     """The clipped sum and the norms that follow from per-example gradients."""
     if scale is not None:
         grads = {k: g * scale[k] for k, g in grads.items()}
-    squares = {k: g.double().flatten(1).square().sum(1) for k, g in grads.items()}
+    squares = {k: g.double().reshape(len(g), -1).square().sum(1) for k, g in grads.items()}
     weights, total, _ = clipping.weights(squares)
     return {k: torch.einsum("n,n...->...", weights[k].to(g.dtype), g) for k, g in grads.items()}, total
 

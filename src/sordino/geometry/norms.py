@@ -45,7 +45,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def squares(grad: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(grad.flatten(1), dim=1).square()
+    return torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1).square()
 
 
 def chunk(use: Use, numbers: int, device: torch.device) -> int:

@@ -1,31 +1,46 @@
 """The sensitivity check: on real examples, does one example move the sum by no more than the bound?
 
-Run once, on the first batch with at least two examples, before anything is
-released. It compares the clipped sum of a few examples with and without one of
-them, and that difference with the example's own clipped gradient computed alone
-by ordinary autograd. Whatever mixes examples, misattributes a gradient or
-misses a use shows up here. It also finds buffers that the forward changes and
-parameters that no loss reaches. Cost: about a dozen forward-backward passes over
-at most eight examples, plus the probe (three passes over the first batch).
+Run on the first batch with at least two examples, before anything is released,
+and again if `losses` is another function later. Dropout is off, autocast and TF32
+too where the model works without them. Gradients are compared *before* clipping
+(which would hide a gradient that is off by a factor), as norms by example and as
+a sum with random weights (in which nothing cancels):
+
+    in company       a few examples together against each of them alone
+    other company    the whole chunk against the same chunk with a random half of it
+                     replaced by other examples: the rest must not notice. Same
+                     shapes and same random numbers, so this also holds for models
+                     that draw random numbers of their own
+    again            the same examples with the same seed: no state is kept between calls
+    with, without    the clipped sum moves by no more than the bound
+
+It also finds buffers that the forward changes and parameters that no loss reaches.
+Cost: two forward-backward passes over the first physical batch, about fifteen
+over eight examples or fewer, once; memory as in an ordinary step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
 
 from ..errors import PrivacyError, SordinoError
 from ..geometry.base import Geometry
+from ..guards import Buffers
+from ..randomness import seeded
 from .clipping import Clipping
 from .engine import Clipped, Engine, Losses
 
 EXAMPLES = 8
+Take = Callable[[Sequence[int], bool], Any]  # positions in the batch, without OnRows if True
 
 
 @dataclass
@@ -33,149 +48,344 @@ class CheckReport:
     """Pass or fail may be published; the numbers are private."""
 
     passed: bool
-    complete: bool = True  # False: the model draws random numbers of its own, so gradients could not be compared
+    complete: bool = True  # False: the model draws random numbers of its own, so no example could be looked at alone
     zero: set[str] = field(default_factory=set)  # parameters reached with a gradient of exactly zero
     numbers: dict[str, float] = field(default_factory=dict)
 
 
-class NoDropout(TorchFunctionMode):
-    """Dropout of every spelling does nothing."""
+@dataclass(frozen=True)
+class Tolerance:
+    """Relative to the gradients compared: what rounding may do."""
 
-    _same = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
+    alone: float  # between batches of different sizes, which kernels treat differently
+    company: float  # between batches of one shape
+
+
+EXACT64 = Tolerance(1e-8, 1e-9)
+EXACT32 = Tolerance(1e-3, 2e-4)
+HALF = Tolerance(0.1, 0.02)
+SMALL = 1e-2  # gradients under this many clip norms are compared as if they were of this size
+
+
+class Quiet(TorchFunctionMode):
+    """Dropout of every spelling does nothing; with `exact`, autocast inside `losses` is off as well.
+
+    With `frozen`, random tensors (stochastic depth, noise) hold one constant, so that an example can be looked at
+    alone. Permutations and integers stay random.
+    """
+
+    same = {
+        F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
+        torch.dropout, torch.dropout_, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout,
+        torch.feature_dropout_, torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
+    }  # fmt: skip
+    recurrent = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+
+    uniform = {torch.rand, torch.rand_like, Tensor.uniform_}
+    normal = {torch.randn, torch.randn_like, Tensor.normal_}
+    coins = {torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_}
+
+    def __init__(self, device: str, exact: bool, frozen: bool) -> None:
+        super().__init__()
+        self.device, self.exact, self.frozen = device, exact, frozen
+        self.autocast = False  # whether any operation ran under it
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in self._same:
+        if func in self.same:
             return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            kwargs.pop("dropout_p", None)
+        if func is torch.native_dropout:
+            args, kwargs = (args[0], 0.0, True), {}
+        elif func is F.scaled_dot_product_attention:
+            args, kwargs = _argument(args, kwargs, 4, "dropout_p", 0.0)
         elif func is F.multi_head_attention_forward:
-            args = (*args[:10], 0.0, *args[11:])
-        elif func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu) and len(args) > 6:
-            args = (*args[:6], False, *args[7:]) if isinstance(args[6], bool) else args
-        return func(*args, **kwargs)
+            args, kwargs = _argument(args, kwargs, 10, "dropout_p", 0.0)
+        elif func in self.recurrent:
+            args = tuple(0.0 if type(a) is float else a for a in args)
+        elif self.frozen and func in (self.uniform | self.normal | self.coins):
+            return self._constant(func, args, kwargs)
+        if not torch.is_autocast_enabled(self.device):
+            return func(*args, **kwargs)
+        self.autocast = True
+        if not self.exact:
+            return func(*args, **kwargs)
+        with torch.autocast(self.device, enabled=False):
+            return func(*args, **kwargs)
+
+    def _constant(self, func: Any, args: tuple, kwargs: dict) -> Tensor:
+        probability = None
+        if func in self.coins:
+            probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5 if func is Tensor.bernoulli_ else args[0])
+            probability = probability.detach().clone() if isinstance(probability, Tensor) else probability
+        out = func(*args, **kwargs)
+        with torch.no_grad():
+            if probability is not None:
+                return out.copy_(torch.as_tensor(probability, device=out.device) >= 0.5)
+            low, high = (*args[1:3], 0.0, 1.0)[:2] if func in (Tensor.uniform_, Tensor.normal_) and len(args) > 2 else (
+                kwargs.get("from", kwargs.get("mean", 0.0)), kwargs.get("to", kwargs.get("std", 1.0))
+            )  # fmt: skip
+            return out.fill_(low + 0.3 * (high - low) if func in self.uniform else low + 0.5 * high)
+
+
+def _argument(args: tuple, kwargs: dict, at: int, name: str, value: Any) -> tuple[tuple, dict]:
+    if len(args) > at:
+        return (*args[:at], value, *args[at + 1 :]), kwargs
+    return args, {**kwargs, name: value} if name in kwargs else kwargs
+
+
+@dataclass(frozen=True)
+class Weighted(Clipping):
+    """No clipping: the sum with given weights."""
+
+    by: Tensor = field(default_factory=lambda: torch.ones(1))
+
+    def weights(self, norms: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        _, total, active = Clipping(1.0).weights(norms)
+        return {name: self.by.to(v) for name, v in norms.items()}, total, active
 
 
 def check(
     engine: Engine,
     losses: Losses,
-    part: Callable[[int, int], Any],
+    take: Take,
     count: int,
+    at_once: int,
     augmentations: int,
     geometry: Geometry,
     clipping: Clipping,
-) -> CheckReport:
-    """`part(lo, hi)` gives the collated examples of the first batch, which has `count` of them."""
-    model = engine.model
-    m = min(count, EXAMPLES)
+) -> CheckReport | None:
+    """`take(positions, plain)` collates examples of the batch, which has `count` of them; `at_once` are done together.
 
-    def quiet(*args: Any, **kwargs: Any) -> Tensor:
-        with NoDropout():
-            return losses(*args, **kwargs)
-
-    def sums(lo: int, hi: int) -> Clipped:
-        n = hi - lo
-        return engine.clipped_sums(quiet, part(lo, hi), n, n * augmentations, geometry, clipping)
-
-    before = {name: b.detach().clone() for name, b in model.named_buffers()}
+    None if nothing could be said, because no gradient was finite.
+    """
+    training = {module: module.training for module in engine.model.modules()}
+    buffers = Buffers(engine.model)
+    buffers.remember()
     try:
-        devices = [engine.recorder.device] if engine.recorder.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(1)
-            whole = sums(0, m)
-            uses = dict(engine.reached)
-            torch.manual_seed(2)
-            again = sums(0, m)
-            _buffers(model, before)
-            _reached(uses)
-            report = CheckReport(True, zero={name for name, moved in uses.items() if not moved})
-            tolerance = _tolerance(engine)
-            if _distance(whole.sums, again.sums) > tolerance * clipping.bound:
-                report.complete = False
-                return report
-            for i, rest in ((0, (1, m)), (m - 1, (0, m - 1))):
-                alone = sums(i, i + 1)
-                without = sums(*rest)
-                difference = {
-                    name: whole.sums.get(name, 0) - without.sums.get(name, 0) for name in {**whole.sums, **without.sums}
-                }
-                _compare(difference, alone, clipping.bound, tolerance, report, i)
+        with seeded(0, engine.recorder.device), without_tf32(engine.recorder.device):
+            one = _Check(engine, losses, take, count, at_once, augmentations, geometry, clipping)
+            one.buffers = buffers
+            return one.run()
     finally:
-        with torch.no_grad():
-            for name, b in model.named_buffers():
-                if name in before and not _same(b, before[name]):
-                    b.copy_(before[name])
-    return report
+        buffers.restore()
+        for module, flag in training.items():
+            module.training = flag
 
 
-def _compare(
-    difference: dict[str, Any], alone: Clipped, bound: float, tolerance: float, report: CheckReport, i: int
-) -> None:
-    """(sum with) − (sum without) must be the example's own clipped gradient, of norm at most the bound."""
-    tensors = {name: d for name, d in difference.items() if isinstance(d, Tensor)}
-    moved = float(torch.stack([d.double().square().sum() for d in tensors.values()]).sum().sqrt()) if tensors else 0.0
-    off = {
-        name: float((d - alone.sums[name]).norm()) if name in alone.sums else float(d.norm())
-        for name, d in tensors.items()
-    }
-    apart = sum(v * v for v in off.values()) ** 0.5
-    report.numbers[f"moved_{i}"] = moved
-    report.numbers[f"apart_{i}"] = apart
-    if not (apart <= tolerance * bound and moved <= bound * (1 + tolerance)):
-        worst = max(off, key=lambda name: off[name])
-        ratio = max(moved, apart) / bound
-        raise PrivacyError(
-            f"sensitivity check failed at parameter {worst!r}: taking one example out of the batch changes the sum by "
-            f"something other than that example's own clipped gradient (up to {ratio:.3g} clip norms); the loss of one "
-            "example depends on the others: look for batch statistics, a mean over the batch, or a divisor counted "
-            "over the batch"
+class _Check:
+    buffers: Buffers
+
+    def __init__(
+        self, engine: Engine, losses: Losses, take: Take, count: int, at_once: int, augmentations: int,
+        geometry: Geometry, clipping: Clipping,
+    ) -> None:  # fmt: skip
+        self.engine, self.losses, self.take, self.count = engine, losses, take, count
+        self.chunk = min(count, at_once)
+        self.augmentations, self.geometry, self.clipping = augmentations, geometry, clipping
+        self.report = CheckReport(True)
+        dtypes = {p.dtype for p in engine.parameters.values()}
+        self.exact = dtypes <= {torch.float32, torch.float64}
+        self.tolerance = EXACT64 if dtypes == {torch.float64} else EXACT32 if self.exact else HALF
+        generator = torch.Generator().manual_seed(self.chunk)
+        sign = torch.randint(0, 2, (self.chunk,), generator=generator) * 2 - 1
+        self.r = (sign * (0.5 + torch.rand(self.chunk, generator=generator))).to(engine.recorder.device)
+        self.replaced = torch.rand(self.chunk, generator=generator) < 0.5
+        if self.chunk > 1 and (self.replaced.all() or not self.replaced.any()):
+            self.replaced[0], self.replaced[1:] = True, False
+
+    # -- passes -----------------------------------------------------------------------------
+
+    def sums(
+        self, positions: Sequence[int], seed: int, clipping: Clipping, data: Any = None, alone: bool = True
+    ) -> Clipped:
+        """One forward and backward over these examples; `alone` if the result must not depend on how many there are."""
+        device, n = self.engine.recorder.device, len(positions)
+        quiet = Quiet(device.type, self.exact, frozen=alone)
+
+        def losses(*args: Any, **kwargs: Any) -> Tensor:
+            with quiet:
+                return self.losses(*args, **kwargs)
+
+        data = self.take(positions, alone) if data is None else data
+        try:
+            with seeded(seed, device):
+                found = self.engine.clipped_sums(losses, data, n, n * self.augmentations, self.geometry, clipping)
+        except (RuntimeError, TypeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or not (self.exact and quiet.autocast):
+                raise
+            self.exact = False  # the model needs autocast: compare more loosely
+            self.tolerance = HALF
+            return self.sums(positions, seed, clipping, None, alone)
+        if quiet.autocast and not self.exact:
+            self.tolerance = HALF
+        self.buffers.verify()
+        return found
+
+    def weighted(self, positions: Sequence[int], seed: int, weights: Tensor | None = None, **more: Any) -> Clipped:
+        return self.sums(positions, seed, Weighted(1.0, by=self.r[: len(positions)] if weights is None else weights), **more)
+
+    # -- what is checked ----------------------------------------------------------------------
+
+    def run(self) -> CheckReport | None:
+        m = min(EXAMPLES, self.chunk)
+        few = list(range(m))
+        first = self.weighted(few, 1)
+        reached = dict(self.engine.reached)
+        if self.count > m:
+            self.weighted([self.count - 1 - i for i in few], 1)  # in between, so that kept state would show
+        again = self.weighted(few, 1)
+        self._compare("again", first, again, few, self.tolerance.alone)
+        if self.chunk > 1:
+            other = self.weighted(few, 2)
+            self.report.complete = self._distance(first, other, self.r[:m]) <= self.tolerance.alone
+            if self.report.complete:
+                self._alone(few, first)
+                self._clipped(few)
+            reached = self._company(reached)
+        missing = [name for name, moved in reached.items() if moved is None]
+        if not bool(torch.isfinite(first.norms).any()):
+            return None
+        if missing:
+            raise _unreached(missing)
+        self.report.zero = {name for name, moved in reached.items() if not moved}
+        return self.report
+
+    def _alone(self, few: list[int], together: Clipped) -> None:
+        """Each example on its own has the norm it has in company, and their weighted sum is the same."""
+        each = [self.weighted([i], 1, self.r[i : i + 1]) for i in few]
+        total: dict[str, Tensor] = {}
+        for one in each:
+            for name, tensor in one.sums.items():
+                total[name] = total[name] + tensor if name in total else tensor
+        alone = Clipped(total, torch.cat([one.norms for one in each]), together.clipped, together.losses, 0)
+        self._compare("alone", together, alone, few, self.tolerance.alone)
+
+    def _company(self, reached: dict[str, bool | None]) -> dict[str, bool | None]:
+        """Half of the chunk is replaced by copies of the other half: those that stay must not notice."""
+        stay = [i for i in range(self.chunk) if not self.replaced[i]]
+        positions = [i if not self.replaced[i] else stay[i % len(stay)] for i in range(self.chunk)]
+        weights = self.r.masked_fill(self.replaced.to(self.r.device), 0.0)
+        before, after = self.take(range(self.chunk), False), self.take(positions, False)
+        if not self.report.complete and _shapes(before) != _shapes(after):
+            return reached  # padded differently: other random numbers would be drawn
+        alike = _shapes(before) == _shapes(after)
+        whole = self.weighted(range(self.chunk), 1, weights, data=before, alone=False)
+        for name, moved in self.engine.reached.items():
+            reached[name] = moved if not reached.get(name) else True
+        half = self.weighted(positions, 1, weights, data=after, alone=False)
+        self._compare("company", whole, half, stay, self.tolerance.company if alike else self.tolerance.alone)
+        return reached
+
+    def _clipped(self, few: list[int]) -> None:
+        """The clipped sum with and without an example, the first and the last."""
+        bound, tolerance = self.clipping.bound, self.tolerance.alone
+        whole = self.sums(few, 1, self.clipping)
+        for i in (few[0], few[-1]):
+            rest = [j for j in few if j != i]
+            without = self.sums(rest, 1, self.clipping)
+            moved = _norm(_difference(whole.sums, without.sums))
+            self.report.numbers[f"moved_{i}"] = moved
+            if not moved <= bound * (1 + tolerance) + 1e-5 * bound * len(few):
+                raise _mixing(_worst(_difference(whole.sums, without.sums)))
+
+    # -- comparing ----------------------------------------------------------------------------
+
+    def _compare(self, what: str, one: Clipped, two: Clipped, rows: list[int], tolerance: float) -> None:
+        """Norms by example and weighted sums, relative to the gradients themselves."""
+        a, b = (x.norms.detach().double()[rows].cpu() for x in (one, two))
+        finite = torch.isfinite(a)
+        if not torch.equal(finite, torch.isfinite(b)):
+            raise self._error(what, _worst(one.sums))
+        if not bool(finite.any()):
+            return
+        floor = SMALL * max(float(a[finite].median()), self.clipping.bound)
+        apart = float(((a - b).abs() / a.clamp(min=floor))[finite].max())
+        weights = self.r.cpu().double()[: max(rows) + 1][rows][finite]
+        size = max(float((weights * a[finite]).norm()), SMALL * self.clipping.bound)
+        difference = _difference(one.sums, two.sums)
+        off = _norm(difference) / size
+        self.report.numbers[f"{what}_norms"] = apart
+        self.report.numbers[f"{what}_sums"] = off
+        if not (apart <= tolerance and off <= tolerance):
+            raise self._error(what, _worst(difference))
+
+    def _distance(self, one: Clipped, two: Clipped, weights: Tensor) -> float:
+        size = max(float((weights.double() * one.norms.double().nan_to_num(0, 0, 0)).norm()), SMALL * self.clipping.bound)
+        return _norm(_difference(one.sums, two.sums)) / size
+
+    def _error(self, what: str, name: str) -> PrivacyError:
+        if what != "again":
+            return _mixing(name)
+        return PrivacyError(
+            f"sensitivity check failed at parameter {name!r}: the same examples with the same random numbers give "
+            "another gradient the second time; the model or losses keeps something from one call to the next (running "
+            "averages, queues, counters), or draws from a generator of its own: remove it"
         )
 
 
-def _tolerance(engine: Engine) -> float:
-    dtypes = {p.dtype for p in engine.parameters.values()}
-    if dtypes <= {torch.float64}:
-        return 1e-6
-    exact = dtypes <= {torch.float32, torch.float64} and engine.recorder.device.type == "cpu"
-    return 2e-3 if exact and not torch.is_autocast_enabled("cpu") else 0.1
+def _mixing(name: str) -> PrivacyError:
+    return PrivacyError(
+        f"sensitivity check failed at parameter {name!r}: the gradient of one example depends on who else is in the "
+        "batch; look for batch statistics, a mean over the batch, mixed-up examples, padding to the longest example "
+        "that the model does not mask, or a divisor counted over the batch, and make each loss depend on its own "
+        "example alone"
+    )
 
 
-def _distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    return sum(float((a[n] - b[n]).norm()) ** 2 if n in a and n in b else float("inf") for n in {**a, **b}) ** 0.5
+def _shapes(data: Any) -> list[Any]:
+    return [leaf.shape if isinstance(leaf, Tensor) else None for leaf in tree_flatten(data)[0]]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.isnan(), b.isnan())
-                                                             and torch.equal(a.nan_to_num(), b.nan_to_num())))  # fmt: skip
+def _difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: a[name] - b[name] if name in a and name in b else a.get(name, b.get(name)) for name in {**a, **b}}  # type: ignore[misc]
 
 
-def _buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
-    changed = [name for name, b in model.named_buffers() if name not in before or not _same(b, before[name])]
-    if changed:
-        raise PrivacyError(
-            f"buffer {changed[0]!r} changes in the forward pass, and would be released as it is with the model; freeze "
-            "it (running statistics: .eval(); observers and codebooks: switch their updates off)"
-        )
+def _norm(tensors: dict[str, Tensor]) -> float:
+    return float(sum(float(t.double().square().sum()) for t in tensors.values())) ** 0.5
 
 
-def _reached(reached: dict[str, bool]) -> None:
-    missing = [name for name, moved in reached.items() if moved is None]
-    if missing:
-        names = ", ".join(repr(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
-        raise SordinoError(
-            f"no loss reaches {len(missing)} trainable parameter(s): {names}; freeze what is not used with "
-            "requires_grad_(False), or make the loss depend on it"
-        )
+def _worst(tensors: dict[str, Tensor]) -> str:
+    return max(tensors, key=lambda name: float(tensors[name].double().norm()), default="?")
 
 
-def still_zero(first: set[str], now: dict[str, bool], moved: bool) -> None:
+def _unreached(missing: list[str]) -> SordinoError:
+    names = ", ".join(repr(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
+    return SordinoError(
+        f"no loss reaches {len(missing)} trainable parameter(s): {names}; freeze what is not used with "
+        "requires_grad_(False), or make the loss depend on it"
+    )
+
+
+def still_zero(stuck: list[str]) -> SordinoError:
     """After the first update: whoever is still at exactly zero while the others moved trains nothing."""
-    stuck = sorted(name for name in first if now.get(name) is False)
-    if stuck and moved and len(stuck) < len(now):
-        names = ", ".join(repr(name) for name in stuck[:5]) + (" …" if len(stuck) > 5 else "")
-        raise SordinoError(
-            f"the gradient of {names} is exactly zero, before and after the first update; it trains nothing: freeze it "
-            "with requires_grad_(False), or look for a multiplication by zero in front of it"
-        )
+    names = ", ".join(repr(name) for name in stuck[:5]) + (" …" if len(stuck) > 5 else "")
+    return SordinoError(
+        f"the gradient of {names} is exactly zero, before and after the first update; it trains nothing: freeze it "
+        "with requires_grad_(False), look for a multiplication by zero in front of it, or pass check=False if its turn "
+        "comes later"
+    )
+
+
+@contextmanager
+def without_tf32(device: torch.device) -> Iterator[None]:
+    """Full float32 in products and convolutions of the forward pass too."""
+    if device.type != "cuda":
+        yield
+        return
+    holders = [h for h in (torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)) if h is not None]
+    if all(hasattr(h, "fp32_precision") for h in holders) and len(holders) == 2:
+        before = [h.fp32_precision for h in holders]
+        try:
+            for h in holders:
+                h.fp32_precision = "ieee"
+            yield
+        finally:
+            for h, value in zip(holders, before, strict=True):
+                h.fp32_precision = value
+        return
+    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old

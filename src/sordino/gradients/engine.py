@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from ..errors import PrivacyError, Unsupported
 from ..geometry.base import Geometry, Meter
+from .backward import backward, is_reentrant
 from .clipping import Clipping
 from .layout import NeedsProbe
 from .opaque import opaque_modules, smallest_enclosing
@@ -63,16 +63,21 @@ class Engine:
         self.recorder = Recorder(parameters)
         self.recorder.layouts.verify = verify
         self.opaque: list[str] = []  # modules differentiated as one operation
+        self.reentrant = False  # whether the model uses reentrant activation checkpoints
         # after a batch, by parameter: None if no use was met, else whether any gradient was not zero
         self.reached: dict[str, bool | None] = {}
         self.watch_reached = True
 
     def state_dict(self) -> dict[str, Any]:
         """What was learnt about the model, so that a resumed run takes the same path."""
-        return {"opaque": list(self.opaque), "layouts": self.recorder.layouts.state_dict()}
+        return {
+            "opaque": list(self.opaque),
+            "reentrant": self.reentrant,
+            "layouts": self.recorder.layouts.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.opaque = list(state["opaque"])
+        self.opaque, self.reentrant = list(state["opaque"]), bool(state["reentrant"])
         self.recorder.layouts.load_state_dict(state["layouts"])
 
     def measure(self, losses: Losses, data: Any, n: int, rows: int, meter: Meter, scaled: bool = False) -> Tensor:
@@ -120,23 +125,9 @@ class Engine:
         return check_losses(value, rows)
 
     def _backward(self, value: Tensor, cotangent: Tensor) -> None:
-        recorder, parameters = self.recorder, list(self.parameters.values())
-        before = [p.grad for p in parameters]
-        for p in parameters:
-            p.grad = None
-        try:
-            # recomputation inside a checkpoint must meet the recorder, so it may not run on another thread
-            with torch.autograd.set_multithreading_enabled(False), without_autocast(recorder.device), recorder:
-                # torch.autograd.grad is itself a torch function, which would switch the recorder off
-                grads = _engine_run_backward(
-                    (value,), (cotangent,), False, False, (recorder.anchor, *parameters),
-                    allow_unreachable=True, accumulate_grad=False,
-                )  # fmt: skip
-            # a reentrant checkpoint accumulates what it does not see into p.grad
-            passed = [g if g is not None else p.grad for g, p in zip(grads[1:], parameters, strict=True)]
-        finally:
-            for p, grad in zip(parameters, before, strict=True):
-                p.grad = grad
+        recorder = self.recorder
+        with without_autocast(recorder.device), recorder:
+            passed = backward(value, cotangent, recorder.anchor, list(self.parameters.values()), self.reentrant)
         unseen = [name for name, g in zip(self.parameters, passed, strict=True) if g is not None]
         if unseen:
             self._make_opaque(unseen)
@@ -163,6 +154,7 @@ class Engine:
             self.recorder.begin(n, nowhere)
             with opaque_modules(self.model, self.opaque, self.recorder):
                 value = self._forward(losses, data, rows)
+                self.reentrant = self.reentrant or is_reentrant(value)
                 self._backward(value, mask.to(value.dtype).repeat_interleave(rows // n))
 
         if n > 1:
@@ -209,11 +201,11 @@ class Engine:
         with torch.enable_grad():
             value = check_losses(call(losses, data), rows)
         with without_autocast(value.device):
-            names = list(self.parameters)
-            grads = torch.autograd.grad(value.mean(), list(self.parameters.values()), allow_unused=True)
+            grads = backward(value, torch.full_like(value, 1 / rows), None, list(self.parameters.values()),
+                             is_reentrant(value))  # fmt: skip
         meter = Meter(geometry, self.recorder, 1)
         with torch.no_grad(), without_autocast(value.device):
-            for name, g in zip(names, grads, strict=True):
+            for name, g in zip(self.parameters, grads, strict=True):
                 if g is not None:
                     meter.uses[name].append(PerExample((g.to_dense() if g.is_sparse else g)[None]))
             return self._clip(meter, value.detach().float().mean()[None], clipping)

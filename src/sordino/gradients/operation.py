@@ -22,13 +22,22 @@ class Tap(torch.autograd.Function):
         out, saved = operation.forward(*inputs)
         ctx.operation = operation
         ctx.save_for_backward(*saved)
-        return out
+        if isinstance(out, Tensor):
+            return _owned(out, inputs) if out._is_view() else out
+        return tuple(_owned(o, inputs) if o._is_view() else o for o in out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # outside the guard: an activation checkpoint recomputes here
         with torch._C.DisableTorchFunction(), torch.no_grad():
             return None, None, *ctx.operation.backward(saved, grads, ctx.needs_input_grad[2:])
+
+
+def _owned(out: Tensor, inputs: Iterable[Tensor]) -> Tensor:
+    """`out`, which a kernel returned as a view of its result, as a tensor that may be written to."""
+    if any(out.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
+        return out.clone()
+    return torch.ops.aten._unsafe_view(out, out.shape) if out.is_contiguous() else out.clone()
 
 
 class Operation:

@@ -8,7 +8,7 @@ therefore the same thing. Each tensor is one of
     parameter   a trainable parameter
     derived     computed from parameters and constants only
     batched     depends on the batch (or needs a gradient for any other reason)
-    constant    everything else
+    constant    everything else, a foreign leaf that requires a gradient included
 
 An operation that joins a parameter (or a derived tensor) with batched tensors
 is replaced by a `Tap`: the same forward on detached parameters; its backward
@@ -63,13 +63,13 @@ class Marks:
     """A set of tensors by identity that keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref] = {}
+        self.refs: dict[int, weakref.ref] = {}
 
     def add(self, tensor: Tensor) -> None:
-        self._refs[id(tensor)] = weakref.ref(tensor)
+        self.refs[id(tensor)] = weakref.ref(tensor)
 
     def __contains__(self, tensor: Tensor) -> bool:
-        ref = self._refs.get(id(tensor))
+        ref = self.refs.get(id(tensor))
         return ref is not None and ref() is tensor
 
 
@@ -88,6 +88,12 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
         super().__init__()
+        for name, p in parameters.items():
+            if p.is_complex():
+                raise Unsupported(
+                    f"parameter {name!r} is complex ({p.dtype}); store its real and imaginary parts, and join them in "
+                    "the forward with torch.view_as_complex"
+                )
         self.parameters = parameters
         self.names = {id(p): name for name, p in parameters.items()}
         self.layouts = Layouts()
@@ -102,6 +108,7 @@ class Recorder(TorchFunctionMode):
         self.sink = sink
         self.batched = Marks()
         self.derived: dict[int, Derived] = {}
+        self.foreign = Marks()  # require a gradient, but only on behalf of leaves that are not trained here
         self.seen: dict[tuple[str, str], int] = {}
         self.expected: dict[int, int] = {}  # uses recorded by the forward, by parameter
         self.has_derived: set[str] = set()
@@ -145,7 +152,9 @@ class Recorder(TorchFunctionMode):
     def is_batched(self, tensor: Tensor) -> bool:
         if id(tensor) in self.names or id(tensor) in self.derived:
             return False
-        return tensor.requires_grad or tensor in self.batched
+        if tensor.requires_grad and not tensor.is_leaf:
+            return tensor not in self.foreign
+        return tensor in self.batched
 
     def parameters_below(self, tensor: Tensor) -> list[Tensor]:
         """The trainable parameters that a derived tensor was computed from."""
@@ -195,15 +204,16 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in METADATA or func in TRANSPARENT:
             return func(*args, **(kwargs or {}))
-        names, derived, marks = self.names, self.derived, self.batched._refs
+        names, derived, marks, foreign = self.names, self.derived, self.batched.refs, self.foreign.refs
         parameters = batched = False
         for leaf in args if not kwargs else (*args, *kwargs.values()):
             if isinstance(leaf, Tensor):
                 key = id(leaf)
                 if key in names or key in derived:
                     parameters = True
-                elif leaf.requires_grad:
-                    batched = True
+                elif leaf.requires_grad and not leaf.is_leaf:
+                    if key not in foreign or leaf not in self.foreign:
+                        batched = True
                 elif key in marks and leaf in self.batched:
                     batched = True
             elif isinstance(leaf, (tuple, list, dict)):
@@ -219,6 +229,10 @@ class Recorder(TorchFunctionMode):
         out = func(*args, **kwargs) if kwargs else func(*args)
         if batched:
             self._follow(func, args, kwargs, out)
+        elif not parameters:
+            for leaf in _tensors(out):
+                if leaf.requires_grad:
+                    self.foreign.add(leaf)
         return out
 
     def _follow(self, func: Any, args: tuple, kwargs: dict | None, out: Any) -> None:

@@ -23,8 +23,8 @@ from .layout import Layout
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """float64 stays, everything else becomes float32."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    """float64 (and complex) stays, everything else becomes float32."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 class Use(ABC):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from . import attention, broadcast, conv, embedding, fallback, linear, norms, recurrent
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def run(recorder: Recorder, func: Any, args: tuple, kwargs: dict, batched: bool)
             return DECOMPOSITIONS[func](*args, **kwargs)
     if not batched:
         return _derive(recorder, func, args, kwargs)
-    if func in RULES:
+    if func in RULES and not any(isinstance(a, Tensor) and a.is_complex() for a in args):
         out = RULES[func](recorder, func, args, kwargs)
         if out is not NotImplemented:
             return out

@@ -95,7 +95,7 @@ class Generic(Operation):
     # -- backward -----------------------------------------------------------------------
 
     def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
-        shown = [j for j, g in enumerate(grads) if g is not None and g.is_floating_point()]
+        shown = [j for j, g in enumerate(grads) if g is not None and (g.is_floating_point() or g.is_complex())]
         layout = None
         for j in shown:
             g = grads[j]

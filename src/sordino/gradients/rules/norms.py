@@ -79,7 +79,7 @@ class GroupNorm(Operation):
         layout = self.recorder.layout(self.key, g)
         if layout is not None:
             n, each = self.recorder.n, channels // self.groups
-            g_, x_ = exact(g).flatten(2), exact(x).flatten(2)
+            g_, x_ = (exact(t).reshape(rows, channels, -1) for t in (g, x))
             sum_g = g_.sum(2)  # (rows, C)
             if self.trains_weight:
                 sum_gx = torch.bmm(g_.reshape(rows * channels, 1, -1), x_.reshape(rows * channels, -1, 1))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
+from ..uses import add
 
 if TYPE_CHECKING:
     from .fallback import Generic
@@ -95,10 +96,16 @@ def same_numbers(
 
 
 def close(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
     tolerance = 0.05 if torch.finfo(a.dtype).bits < 32 else 1e-3
     a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
     scale = float(b.abs().max()) if b.numel() else 0.0
     return bool(((a - b).abs() <= tolerance * (b.abs() + 0.1 * scale)).all())
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    return torch.view_as_real(a * b.conj())[..., 0].sum() if a.is_complex() else (a * b).sum()
 
 
 def together(
@@ -116,7 +123,7 @@ def together(
     def example(inputs: tuple, cotangents: tuple, parameters: dict[int, Tensor]) -> dict[int, Tensor]:
         def total(parameters: dict[int, Tensor]) -> Tensor:
             outs = operation.outputs(inputs, parameters)
-            return sum((outs[j].reshape(g.shape) * g).sum() for j, g in zip(shown, cotangents, strict=True))  # type: ignore[return-value]
+            return add(inner(outs[j].reshape(g.shape), g) for j, g in zip(shown, cotangents, strict=True))
 
         return torch.func.grad(total)(parameters)
 
