@@ -29,7 +29,7 @@ from .geometry import geometry as build_geometry
 from .gradients.check import CheckReport, check, still_zero
 from .gradients.clipping import Clipping
 from .gradients.engine import Engine, Losses, check_model
-from .journal import Journal, checksum
+from .journal import Journal
 from .noise import CorrelatedNoise, Keys, Stream
 from .plan import Plan, plan
 from .public import Public
@@ -145,7 +145,6 @@ class Private:
         self.geometry, self.denoiser, self.public = geometry, denoiser, public
         self.examples_stated, self.workers = examples_stated, workers
         self.engine = Engine(model, parameters, verify=check)
-        self.journal = Journal()
         self.step = 0  # steps released
         self.attempted = -1
         self.check_wanted, self.check_report = check, None  # type: bool, CheckReport | None
@@ -176,14 +175,14 @@ class Private:
                 f"{geometry.describe()} learnt from {public.describe()}, which the guarantee does not cover"
             )
 
-    def adopt(self, keys: Keys) -> None:
+    def adopt(self, keys: Keys, journal: Journal | None = None) -> None:
         """Draw everything from these keys (a fresh run's own, or those of a run that is resumed)."""
         self.keys = keys
         self.noise = CorrelatedNoise(keys, self.plan.strategy)
         self._sampling_stream = Stream(keys.subkey("sampling"))
         self._dropout_stream = Stream(keys.subkey("dropout"))
         self._augment_stream = Stream(keys.subkey("augmentation"))
-        self._journal_key = keys.subkey("journal")
+        self.journal = Journal(keys.subkey("journal")) if journal is None else journal
 
     # -- what runs ----------------------------------------------------------------------
 
@@ -227,17 +226,15 @@ class Private:
         self._release(sums)
         self.last = numbers
         self.step += 1
+        if self.step == self.steps and self.folder is None:
+            self.keys.destroy()  # in a folder, the last save does it
 
     def _release(self, sums: dict[str, Tensor]) -> None:
         """Noise, average, denoise, map back. Nothing before the journal's line is written leaves this object."""
         step, strategy, divisor = self.step, self.plan.strategy, self.plan.schedule.batch_size
         scale = self.clipping.bound * self.plan.noise_multiplier
         if scale:
-            value = checksum(self._journal_key, sums)
-            if self.journal.conflicts(step, self.noise.generation(step), value):
-                self.journal.rekey(step)
-                self.noise.rekey(step)
-            self.journal.note(step, self.noise.generation(step), value)
+            self.journal.admit(step, scale, sums, self.noise)
         self.noise.add_(sums, step, scale)
         for total in sums.values():
             total.div_(divisor)
@@ -311,7 +308,8 @@ class Private:
                 f"the batch of step {batch.step} {done} (next: {self.step}); call backward once for every batch, in order"
             )
         if self.folder is not None:
-            self.folder.check()
+            self.folder.check(self.journal)
+        self.journal.check()
         check_model(self.model)
         now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if now.keys() != self.parameters.keys() or any(now[n] is not p for n, p in self.parameters.items()):
@@ -394,6 +392,12 @@ class Private:
         if self.folder is not None:
             self.folder.close()
         self.keys.destroy()
+
+    def __enter__(self) -> Private:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def describe(self) -> str:
         """What runs, in a few lines: to be printed before training."""
