@@ -32,7 +32,6 @@ from torch.utils.data import TensorDataset
 sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))
 
 import sordino  # noqa: E402
-from sordino.batches import Batch  # noqa: E402
 
 warnings.filterwarnings("ignore")
 
@@ -185,7 +184,7 @@ def ours(noise: str) -> Callable[[Case, nn.Module, tuple[Tensor, ...]], Callable
             return case.losses(model, inputs)
 
         def step() -> None:
-            private.backward(losses, Batch(private.step, 0, indices, lambda lo, hi: tuple(t[lo:hi] for t in data)))
+            private.backward(losses, private.batch(private.step, indices))
             optimizer.step()
 
         return step

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .denoising import Shrinkage
     from .errors import PrivacyError, SordinoError, StateError, Unsupported
     from .geometry import AdaDPS
+    from .gradients.clipping import Clipping
     from .plan import Plan, plan
-    from .private import Batch, Private, make_private
+    from .private import Batch, OnRows, Private, make_private
     from .public import Public
 
 _HOME = {
@@ -30,7 +31,9 @@ _HOME = {
     "Adjacency": "budget",
     "Batch": "private",
     "Budget": "budget",
+    "Clipping": "gradients.clipping",
     "Guarantee": "budget",
+    "OnRows": "batches",
     "Participation": "budget",
     "Plan": "plan",
     "Private": "private",
@@ -51,7 +54,9 @@ __all__ = [
     "Adjacency",
     "Batch",
     "Budget",
+    "Clipping",
     "Guarantee",
+    "OnRows",
     "Participation",
     "Plan",
     "Private",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batches import Batch, Batches, OnRows, Source, cuda_devices
-from .budget import Budget, Guarantee, SordinoWarning
+from .asked import (
+    code_of,
+    flag,
+    matrices,
+    one_device,
+    out_of_memory,
+    physical,
+    refuse,
+    trainable,
+    unchanged,
+    whole,
+    wide,
+)
+from .batches import Batch, Batches, OnRows, Source
+from .budget import Budget, Guarantee, SordinoWarning, round_up
 from .denoising import Denoiser
 from .denoising import build as build_denoiser
 from .denoising import check as check_denoiser
@@ -28,11 +42,13 @@ from .geometry import Geometry
 from .geometry import geometry as build_geometry
 from .gradients.check import CheckReport, check, still_zero
 from .gradients.clipping import Clipping
-from .gradients.engine import Engine, Losses, check_model
+from .gradients.engine import Engine, Losses, check_model, without_autocast
+from .guards import Buffers, no_scaler, refuse_raw_gradients
 from .journal import Journal
 from .noise import CorrelatedNoise, Keys, Stream
 from .plan import Plan, plan
 from .public import Public
+from .randomness import derived_seed, seed_all, seeded
 
 __all__ = ["Batch", "OnRows", "Private", "StepNumbers", "make_private"]
 
@@ -58,15 +74,15 @@ def make_private(
     delta: float | None = None,
     batch_size: int,
     epochs: int,
-    clip_norm: float = 1.0,
+    clip_norm: float | None = None,
     noise: str = "identity",
     sampling: str = "poisson",
-    geometry: str | Geometry = "euclidean",
-    denoising: str | Denoiser = "none",
+    geometry: str | Geometry | Mapping[str, Any] = "euclidean",
+    denoising: str | Denoiser | Mapping[str, Any] = "none",
     clipping: str | Clipping = "flat",
     public: Public | None = None,
     examples: int | None = None,
-    physical_batch_size: int | str | None = None,
+    physical_batch_size: int | str | None = "auto",
     augment: Callable[[Any], Any] | OnRows | None = None,
     augmentations: int = 1,
     collate: Callable[[list[Any]], Any] | None = None,
@@ -76,18 +92,30 @@ def make_private(
     seed: int | None = None,
     accountant: str = "auto",
 ) -> Private:
-    """Make a training loop private. Model, optimizer and loop stay yours; see `Private`."""
-    parameters = _trainable(model, optimizer)
+    """Make a training loop private. Model, optimizer and loop stay yours; see `Private`.
+
+    Give a `budget`, or a `noise_multiplier` (with `delta` to report ε at). `clip_norm` is 1 unless said otherwise.
+    `examples=N` states a public N; without it, len(dataset) is treated as public. `physical_batch_size="auto"` takes a
+    batch at once and halves that when memory runs out; None never splits. `augment` (a function of an example, or
+    `OnRows`) gives `augmentations` rows an example, averaged before clipping.
+    """
+    refuse(model)
+    parameters = trainable(model, optimizer)
     check_model(model)
-    device = _one_device(parameters)
+    device = one_device(parameters)
     source = Source(
-        dataset, collate=collate, augment=augment, augmentations=augmentations, device=device, pin_memory=pin_memory
+        dataset,
+        collate=collate,
+        augment=augment,
+        augmentations=whole("augmentations", augmentations, 1),
+        device=device,
+        pin_memory=pin_memory,
     )
     planned = plan(
         budget,
-        examples=len(source) if examples is None else examples,
-        batch_size=batch_size,
-        epochs=epochs,
+        examples=len(source) if examples is None else whole("examples", examples, 1),
+        batch_size=whole("batch_size", batch_size, 1),
+        epochs=whole("epochs", epochs, 1),
         noise=noise,
         sampling=sampling,
         noise_multiplier=noise_multiplier,
@@ -96,11 +124,14 @@ def make_private(
         accountant=accountant,
     )
     if isinstance(clipping, Clipping):
-        if clipping.bound != clip_norm and clip_norm != 1.0:
+        if clip_norm is not None and clipping.bound != clip_norm:
             raise SordinoError(f"clip_norm={clip_norm} is given twice; leave it to clipping ({clipping.bound:g})")
         rule = clipping
     else:
-        rule = Clipping(clip_norm, clipping)
+        rule = Clipping(1.0 if clip_norm is None else clip_norm, clipping)
+    rule.fits(parameters)
+    if public is not None and not isinstance(public, Public):
+        raise SordinoError(f"public is a {type(public).__name__}; pass public=sordino.Public(dataset, losses=...)")
     return Private(
         model=model,
         optimizer=optimizer,
@@ -113,8 +144,8 @@ def make_private(
         public=public,
         examples_stated=examples is not None,
         physical_batch_size=physical_batch_size,
-        workers=_count("workers", workers, 0),
-        check=bool(check),
+        workers=whole("workers", workers, 0),
+        check=flag("check", check),
         keys=Keys.fresh() if seed is None else Keys.from_seed(seed),
     )
 
@@ -141,7 +172,7 @@ class Private:
         keys: Keys,
     ) -> None:
         self.model, self.optimizer, self.parameters = model, optimizer, parameters
-        self.source, self.plan, self.clipping = source, planned, clipping
+        self.source, self.plan, self._clipping = source, planned, clipping
         self.geometry, self.denoiser, self.public = geometry, denoiser, public
         self.examples_stated, self.workers = examples_stated, workers
         self.engine = Engine(model, parameters, verify=check)
@@ -153,8 +184,10 @@ class Private:
         self.remarks: list[str] = []
         self.adopt(keys)
         self.released_before = 0  # steps a loaded run had released
-        self.physical_batch_size, self.halve = _physical(physical_batch_size)
-        self.matrices = _matrices(model, parameters)
+        self.physical_batch_size, self.halve = physical(physical_batch_size)
+        self.matrices = matrices(model, parameters)
+        self.buffers = Buffers(model)
+        self._checked: set[Any] | None = set()  # the code of every `losses` that was checked; None: of the next one
         self.zero_first: set[str] = set()
         self.zero_snapshot: dict[str, Tensor] | None = None
         entry = DENOISERS.find(denoiser.name)
@@ -169,6 +202,9 @@ class Private:
             raise SordinoError(
                 f"geometry={geometry.name!r} learns from public data; pass public=sordino.Public(dataset, losses=...)"
             )
+        if public is not None and not geometry.needs_public:
+            text = f"public= was given, but geometry={geometry.name!r} learns nothing from it; it is not used"
+            warnings.warn(text, SordinoWarning, stacklevel=3)
         geometry.prepare(model, parameters, public, keys)
         if public is not None and geometry.needs_public:
             self.remarks.append(
@@ -179,9 +215,7 @@ class Private:
         """Draw everything from these keys (a fresh run's own, or those of a run that is resumed)."""
         self.keys = keys
         self.noise = CorrelatedNoise(keys, self.plan.strategy)
-        self._sampling_stream = Stream(keys.subkey("sampling"))
-        self._dropout_stream = Stream(keys.subkey("dropout"))
-        self._augment_stream = Stream(keys.subkey("augmentation"))
+        self.run = object()  # batches drawn before belong to another run
         self.journal = Journal(keys.subkey("journal")) if journal is None else journal
 
     # -- what runs ----------------------------------------------------------------------
@@ -195,41 +229,73 @@ class Private:
         """The batches from the next step that has not been released; sized and re-iterable."""
         return Batches(self, self.workers)
 
+    @property
+    def clipping(self) -> Clipping:
+        """The one owner of the clip bound: clipping and noise both read it here, and nobody can change it."""
+        return self._clipping
+
     def draw(self, step: int) -> Sequence[int]:
-        return self.plan.sampling.draw(self._sampling_stream, step, len(self.source))
+        """Who is in the batch of a step."""
+        drawn = self.plan.sampling.draw(Stream(self.keys.subkey("sampling")), step, len(self.source))
+        drawn.flags.writeable = False
+        return drawn
 
-    def batch(self, step: int, indices: Sequence[int], samples: list[Any] | None) -> Batch:
+    def token(self, step: int) -> bytes:
+        """Secret bytes for the seeds of one step's augmentations; they say nothing about the key."""
+        return Stream(self.keys.subkey("augmentation")).words(step, "step", 0, 8).tobytes()
+
+    def batch(self, step: int, indices: Sequence[int], samples: list[Any] | None = None) -> Batch:
         """The batch of a step, on the device, from its examples."""
-        source = self.source
+        source, token = self.source, self.token(step)
 
-        def seed(index: int) -> int:
-            return _seed(self._augment_stream, step, "example", index)
+        def fetch(positions: Sequence[int], plain: bool) -> Any:
+            return source.collated(indices, samples, positions, token, plain)
 
-        def fetch(lo: int, hi: int) -> Any:
-            return source.collated(indices[lo:hi], None if samples is None else samples[lo:hi], seed)
-
-        return Batch(step, step // self.plan.schedule.steps_per_epoch, indices, fetch)
+        return Batch(step, step // self.plan.schedule.steps_per_epoch, indices, fetch, self.run)
 
     def backward(self, losses: Losses, batch: Batch) -> None:
         """Put the private gradient of `batch` into every trainable parameter's `.grad`.
 
-        `losses(*data)` gives one loss per example; it may be called several times and must have no side effects. If
-        anything is raised, nothing was released and the same step can be tried again.
+        `losses(*data)` gives one loss per example; it may be called several times and must have no side effects. What
+        was in `.grad` is gone, so there is nothing to be zeroed. If anything is raised, nothing was released: the same
+        step can be tried again and gives the same result; until then `.grad` is None.
         """
         self._check_call(losses, batch)
         self.attempted = batch.step
-        for p in self.parameters.values():
-            p.grad = None  # a step that fails must not leave the last one's gradient to be applied again
-        if self.check_wanted and self.check_report is None and len(batch) > 1:
-            self._check_sensitivity(losses, batch)
-        sums, numbers = self._clipped_sums(losses, batch)
-        self._release(sums)
+        self._no_gradient()  # a step that fails must not leave the last one's gradient to be applied again
+        try:
+            with self._watched():
+                if self._to_be_checked(losses, batch):
+                    self._check_sensitivity(losses, batch)
+                sums, numbers = self._clipped_sums(losses, batch)
+            with torch.no_grad(), without_autocast(self.engine.recorder.device):
+                grads = self._release(sums)
+        except BaseException:
+            self._no_gradient()
+            raise
+        for name, p in self.parameters.items():
+            p.grad = grads[name]
         self.last = numbers
         self.step += 1
         if self.step == self.steps and self.folder is None:
             self.keys.destroy()  # in a folder, the last save does it
 
-    def _release(self, sums: dict[str, Tensor]) -> None:
+    def _no_gradient(self) -> None:
+        for p in self.parameters.values():
+            p.grad = None
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """The model's buffers stay as they are, or the step is refused and they are put back."""
+        self.buffers.remember()
+        try:
+            yield
+        except BaseException:
+            self.buffers.restore()
+            raise
+        self.buffers.verify()
+
+    def _release(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """Noise, average, denoise, map back. Nothing before the journal's line is written leaves this object."""
         step, strategy, divisor = self.step, self.plan.strategy, self.plan.schedule.batch_size
         scale = self.clipping.bound * self.plan.noise_multiplier
@@ -240,22 +306,21 @@ class Private:
             total.div_(divisor)
         if scale:
             self.denoiser(sums, scale * strategy.row_norm(step) / divisor, self.matrices)
-        for name, p in self.parameters.items():
-            p.grad = self.geometry.back(name, sums[name]).reshape(p.shape).to(p.dtype)
+        return {
+            name: self.geometry.back(name, sums[name]).reshape(p.shape).to(p.dtype)
+            for name, p in self.parameters.items()
+        }
 
     def _clipped_sums(self, losses: Losses, batch: Batch) -> tuple[dict[str, Tensor], StepNumbers]:
         """The sum of the clipped gradients, in the geometry's coordinates, chunk by chunk."""
         count, lo = len(batch), 0
         total: dict[str, Tensor] = {}
         parts = []
+        moved = self._has_moved()
         while lo < count:
             hi = min(count, lo + (self.physical_batch_size or count))
-            try:
-                found = self._chunk(losses, batch, lo, hi)
-            except torch.OutOfMemoryError:
-                if not self.halve or hi - lo == 1:
-                    raise
-                self._halve(hi - lo)
+            found = self._within_memory(lambda lo=lo, hi=hi: self._chunk(losses, batch, lo, hi), hi - lo)
+            if found is None:  # only this chunk is done again, in smaller ones
                 continue
             for name, tensor in found.sums.items():
                 if name in total:
@@ -265,80 +330,145 @@ class Private:
             found.sums = {}
             parts.append(found)
             lo = hi
+        if moved:
+            self._look_again(count)
         for name, p in self.parameters.items():
             if name not in total:
-                total[name] = torch.zeros(p.shape, device=p.device, dtype=_wide(p.dtype))
+                total[name] = torch.zeros(p.shape, device=p.device, dtype=wide(p.dtype))
         return {name: total[name].contiguous() for name in self.parameters}, _numbers(parts, count)
 
     def _chunk(self, losses: Losses, batch: Batch, lo: int, hi: int) -> Any:
+        """Examples lo ≤ i < hi. What is random in the model is a pure function of (key, step, lo)."""
         n, device = hi - lo, self.engine.recorder.device
         self.engine.watch_reached = bool(self.zero_first)
         data = batch.part(lo, hi)
-        with torch.random.fork_rng(devices=cuda_devices(device)):
-            torch.manual_seed(_seed(self._dropout_stream, batch.step, "chunk", lo))
+        key = Stream(self.keys.subkey("dropout")).words(batch.step, "step", 0, 8).tobytes()
+        seed = derived_seed(key, "chunk", lo)
+        with seeded(seed, device):
+
+            def again(*args: Any, **kwargs: Any) -> Tensor:
+                seed_all(seed, device)  # every pass over the chunk draws the same
+                return self._guarded(losses)(*args, **kwargs)
+
             found = self.engine.clipped_sums(
-                losses, data, n, n * self.source.augmentations, self.geometry, self.clipping
+                again, data, n, n * self.source.augmentations, self.geometry, self.clipping
             )
         if self.zero_first:
-            self._look_again()
+            self.zero_first -= {name for name, moved in self.engine.reached.items() if moved}
         return found
 
-    def _halve(self, size: int) -> None:
+    def _guarded(self, losses: Losses) -> Losses:
+        """`losses`, refused if it scales its losses or computes gradients of its own."""
+
+        def run(*args: Any, **kwargs: Any) -> Tensor:
+            with no_scaler():
+                value = losses(*args, **kwargs)
+            refuse_raw_gradients(self.parameters)
+            return value
+
+        return run
+
+    def _within_memory(self, compute: Callable[[], Any], size: int) -> Any:
+        """What `compute` gives; None if memory ran out and less is to be done at once from now on."""
+        try:
+            return compute()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error) or not self.halve or size == 1:
+                raise
+        # here the exception is gone, and with it what its traceback held in memory
+        self.engine.recorder.end()
         self.physical_batch_size = max(1, size // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        text = f"out of memory with {size} examples at once; going on with {self.physical_batch_size}"
+        warnings.warn(text, SordinoWarning, stacklevel=4)
+        return None
 
     # -- checks -------------------------------------------------------------------------
 
     def _check_call(self, losses: Losses, batch: Batch) -> None:
         if not callable(losses):
             raise SordinoError(
-                f"backward's first argument is {type(losses).__name__}, not a function; pass the function that computes "
-                "the losses, so that a batch can be split: private.backward(losses, batch)"
+                f"backward's first argument is {type(losses).__name__}, not a function; pass the function that "
+                "computes the losses, so that a batch can be split: private.backward(losses, batch)"
             )
         if not isinstance(batch, Batch):
             raise SordinoError(f"backward got {type(batch).__name__}, not a batch from private.batches()")
+        if torch.is_inference_mode_enabled():
+            raise SordinoError("backward was called under torch.inference_mode(), where nothing can be differentiated")
         if self.step >= self.steps:
             raise SordinoError(
                 f"all {self.steps} planned steps are released; for more, plan a longer run with new epochs"
             )
+        if not batch.drawn_for(self.run):
+            raise SordinoError(
+                f"{batch!r} was drawn for another run; take the batches from this one's batches(), as they come"
+            )
         if batch.step != self.step:
             done = "was released already" if batch.step < self.step else "is not the next one"
             raise SordinoError(
-                f"the batch of step {batch.step} {done} (next: {self.step}); call backward once for every batch, in order"
+                f"the batch of step {batch.step} {done} (next: {self.step}); call backward once for every batch, in "
+                "order"
             )
         if self.folder is not None:
             self.folder.check(self.journal)
         self.journal.check()
         check_model(self.model)
-        now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        if now.keys() != self.parameters.keys() or any(now[n] is not p for n, p in self.parameters.items()):
-            changed = sorted(now.keys() ^ self.parameters.keys()) or [
-                n for n, p in self.parameters.items() if now[n] is not p
-            ]
-            raise SordinoError(
-                f"the trainable parameters changed after make_private: {changed[0]!r}; set requires_grad and add modules "
-                "before make_private"
-            )
+        unchanged(self.model, self.parameters, self.engine.recorder.device)
+
+    def _to_be_checked(self, losses: Losses, batch: Batch) -> bool:
+        """The first batch with two examples, and whenever another function computes the losses."""
+        if not self.check_wanted or len(batch) < 2:
+            return False
+        if self._checked is None:  # a resumed run does what the first did: what it begins with was checked
+            self._checked = {code_of(losses)}
+        return code_of(losses) not in self._checked
 
     def _check_sensitivity(self, losses: Losses, batch: Batch) -> None:
-        report = check(
-            self.engine, losses, batch.part, len(batch), self.source.augmentations, self.geometry, self.clipping
-        )
-        self.check_report = report
-        if report.zero:
-            self.zero_first = set(report.zero)
-            self.zero_snapshot = {name: p.detach().clone() for name, p in self.parameters.items()}
+        report = None
+        while report is None:
+            at_once = min(len(batch), self.physical_batch_size or len(batch))
 
-    def _look_again(self) -> None:
+            def run(at_once: int = at_once) -> CheckReport | bool:
+                found = check(
+                    self.engine,
+                    self._guarded(losses),
+                    batch.take,
+                    len(batch),
+                    at_once,
+                    self.source.augmentations,
+                    self.geometry,
+                    self.clipping,
+                )
+                return False if found is None else found
+
+            report = self._within_memory(run, at_once)
+        if report is False:  # no finite gradient: nothing could be compared, so the next batch will do
+            return
+        assert self._checked is not None
+        self._checked.add(code_of(losses))
+        if self.check_report is None:
+            self.check_report = report
+            if report.zero:
+                self.zero_first = set(report.zero)
+                self.zero_snapshot = {name: p.detach().clone() for name, p in self.parameters.items()}
+        else:
+            self.check_report.numbers.update(report.numbers)
+            self.check_report.complete &= report.complete
+
+    def _has_moved(self) -> bool:
+        """Whether any parameter moved since a gradient of exactly zero was met."""
+        if not self.zero_first or self.zero_snapshot is None:
+            return False
+        return any(not torch.equal(p, self.zero_snapshot[name]) for name, p in self.parameters.items())
+
+    def _look_again(self, count: int) -> None:
         """A gradient that was exactly zero at first (LoRA's A) must move once its partners have."""
-        if self.zero_snapshot is None:
+        if not count:
             return
-        moved = any(not torch.equal(p, self.zero_snapshot[name]) for name, p in self.parameters.items())
-        if not moved:
-            return
-        first, self.zero_first, self.zero_snapshot = self.zero_first, set(), None
-        still_zero(first, {k: bool(v) for k, v in self.engine.reached.items()}, moved)
+        if self.zero_first and len(self.zero_first) < len(self.parameters):
+            raise still_zero(sorted(self.zero_first))
+        self.zero_first, self.zero_snapshot = set(), None
 
     def restore_check(self, report: dict[str, Any] | None, snapshot: dict[str, Tensor] | None) -> None:
         """The check is not repeated after a resume, so that a resumed run does what the first did."""
@@ -346,6 +476,7 @@ class Private:
             self.check_report = CheckReport(True, complete=report["complete"])
             self.zero_first = set(report["zero"])
             self.zero_snapshot = snapshot
+            self._checked = None
 
     # -- what holds ---------------------------------------------------------------------
 
@@ -359,12 +490,14 @@ class Private:
             elif self.check_report is not None:
                 whole = "" if self.check_report.complete else ", in part: the model draws random numbers of its own"
                 remarks.append(f"the sensitivity check passed on the first batch{whole}")
+            elif released:
+                remarks.append("the sensitivity check has not run: no batch so far had two examples to compare")
         redone = self.noise.first_steps[1:]
         if redone:
             remarks.append(
-                f"{len(redone)} step(s) were redone with a different sum and fresh noise (from step {min(redone)}); this "
-                "holds if nothing computed from the first attempt was released: no weights, no metric, and not the "
-                "decision to go back"
+                f"{len(redone)} step(s) were redone with a different sum and fresh noise (from step {min(redone)}); "
+                "this holds if nothing computed from the first attempt was released: no weights, no metric, and not "
+                "the decision to go back"
             )
         return self.plan.guarantee(
             min(released, self.steps),
@@ -408,77 +541,25 @@ class Private:
             f"{self.plan.sampling.describe()}; noise {self.plan.strategy.name}, multiplier "
             f"{self.plan.noise_multiplier:.4g}; clipping {self.clipping.style} at {self.clipping.bound:g}; "
             f"geometry {self.geometry.describe()}; denoising {self.denoiser.name}",
+            f"planned: ε {self.planned()} at δ {self.plan.delta:g}, {self.plan.sampling.adjacency.value}; "
+            f"{sum(p.numel() for p in self.parameters.values())} trainable parameters; {self._at_once()}",
         ]
         return "\n".join(lines)
 
+    def planned(self) -> str:
+        """ε of the whole run, in words."""
+        epsilon = self.plan.account().epsilon if self.plan.noise_multiplier else math.inf
+        return round_up(epsilon) if math.isfinite(epsilon) else "none (no noise)"
+
+    def _at_once(self) -> str:
+        size = self.physical_batch_size
+        text = "a batch is done at once" if size is None else f"at most {size} examples are done at once"
+        text += " (halved when memory runs out)" if self.halve else ""
+        k = self.source.augmentations
+        return text + (f"; {k} augmentations of each, averaged before clipping" if k > 1 else "")
+
     def __repr__(self) -> str:
         return f"<Private: step {self.step} of {self.steps}, {self.plan.strategy.name}, {self.plan.sampling.name}>"
-
-
-def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    if not isinstance(model, nn.Module):
-        raise SordinoError(f"model is {type(model).__name__}, not a torch.nn.Module")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise SordinoError(f"optimizer is {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    parameters: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not parameters:
-        raise SordinoError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    left_out = [name for name, p in parameters.items() if id(p) not in held]
-    if left_out:
-        raise SordinoError(
-            f"parameter {left_out[0]!r} is trainable but not in the optimizer ({len(left_out)} such); give it to the "
-            "optimizer, or freeze it with requires_grad_(False): it would only use up the clip norm"
-        )
-    ours = {id(p) for p in model.parameters()}
-    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in ours]
-    if foreign:
-        raise SordinoError(
-            f"the optimizer holds {len(foreign)} parameter(s) that are not the model's (one of shape "
-            f"{tuple(foreign[0].shape)}); make the optimizer from model.parameters()"
-        )
-    for name, p in parameters.items():
-        if not p.is_floating_point():
-            raise SordinoError(f"parameter {name!r} is {p.dtype}; only floating-point parameters can be trained")
-    return parameters
-
-
-def _one_device(parameters: dict[str, Tensor]) -> torch.device:
-    devices = {p.device for p in parameters.values()}
-    if len(devices) > 1:
-        names = ", ".join(sorted(str(d) for d in devices))
-        raise SordinoError(f"the trainable parameters lie on several devices ({names}); put the model on one")
-    return devices.pop()
-
-
-def _matrices(model: nn.Module, parameters: dict[str, Tensor]) -> set[str]:
-    """The weights of linear layers: two-dimensional, and not a table."""
-    tables = {id(p) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()}
-    return {name for name, p in parameters.items() if p.dim() == 2 and id(p) not in tables}
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SordinoError(f"{name}={value!r} must be a whole number of at least {least}")
-    return value
-
-
-def _physical(value: int | str | None) -> tuple[int | None, bool]:
-    """How many examples at once, and whether to halve that when memory runs out."""
-    if value is None or value == "auto":
-        return None, value == "auto"
-    if isinstance(value, str):
-        raise SordinoError(f"physical_batch_size={value!r} must be a whole number, 'auto' or None")
-    return _count("physical_batch_size", value, 1), False
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _seed(stream: Stream, step: int, name: str, index: int) -> int:
-    words = stream.words(step, name, 2 * index, 2)
-    return int(words[0]) << 32 | int(words[1])
 
 
 def _numbers(parts: Iterable[Any], count: int) -> StepNumbers:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .asked import shown, whole
 from .batches import Source
 from .errors import SordinoError
+from .randomness import derived_seed, seeded
 
 if TYPE_CHECKING:
     from .noise import Keys
@@ -26,8 +28,8 @@ class Public:
     """A public data set with its per-example losses.
 
     `losses` is called as in `private.backward`. With ``labels="model"`` or ``"random"`` the second item of an example
-    (or its "labels" entry) is replaced; examples may also be bare inputs. `predict(inputs)` gives logits, by default the
-    model's output or its `.logits`.
+    (or its "labels" entry) is replaced; examples may also be bare inputs. `predict(inputs)` gives logits, by default
+    the model's output or its `.logits`.
     """
 
     def __init__(
@@ -41,16 +43,14 @@ class Public:
         batch_size: int = 64,
     ) -> None:
         if labels not in LABELS:
-            raise SordinoError(f"labels={labels!r} is not known; choose one of: {', '.join(LABELS)}")
+            raise SordinoError(f"labels={shown(labels)} is not known; choose one of: {', '.join(LABELS)}")
         if not callable(losses):
-            raise SordinoError(f"Public(losses={losses!r}) must be a function that returns one loss per example")
+            raise SordinoError(f"Public(losses={shown(losses)}) must be a function that returns one loss per example")
         if predict is not None and not callable(predict):
-            raise SordinoError(f"Public(predict={predict!r}) must be a function from inputs to logits")
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise SordinoError(f"Public(batch_size={batch_size!r}) must be a whole number of at least 1")
+            raise SordinoError(f"Public(predict={shown(predict)}) must be a function from inputs to logits")
         self.dataset, self.losses, self.labels, self.predict = dataset, losses, labels, predict
-        self.batch_size = batch_size
-        self.source = Source(dataset, collate=collate, device=torch.device("cpu"))
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.source = Source(dataset, collate=collate, device=torch.device("cpu"), what="public data set")
 
     def describe(self) -> str:
         return f"{len(self.source)} public examples with labels {LABEL_WORDS[self.labels]}"
@@ -63,12 +63,15 @@ class Public:
         self.source.device = device
         count = len(self.source) if examples is None else min(examples, len(self.source))
         generator = torch.Generator()
-        words = Stream(keys.subkey("public-labels")).words(0, "labels", 0, 2)
-        generator.manual_seed(int(words[0]) << 32 | int(words[1]))
+        token = Stream(keys.subkey("public-labels")).words(0, "labels", 0, 8).tobytes()
+        generator.manual_seed(derived_seed(token, "labels"))
         for lo in range(0, count, self.batch_size):
             rows = list(range(lo, min(count, lo + self.batch_size)))
-            data = self.source.collated(rows, self.source.samples(rows), lambda i: 0)
-            yield self._labelled(model, data, generator), len(rows)
+            samples = self.source.samples(rows, token)
+            data = self.source.collated(rows, samples, range(len(rows)), token, False)
+            with seeded(derived_seed(token, "model", lo), device):  # dropout may be on
+                data = self._labelled(model, data, generator)
+            yield data, len(rows)
 
     def _labelled(self, model: nn.Module, data: Any, generator: torch.Generator) -> Any:
         if self.labels == "given":
@@ -111,7 +114,8 @@ class Public:
         seen = 0
         for data, n in self.batches(model, keys, examples):
             meter = Meter(Euclidean(), engine.recorder, n)
-            engine.measure(self.losses, data, n, n, meter)
+            with seeded(seen, engine.recorder.device):
+                engine.measure(self.losses, data, n, n, meter)
             with torch.no_grad():
                 meter.finish()
                 for name, uses in meter.uses.items():
@@ -119,6 +123,7 @@ class Public:
                     for lo in range(0, n if uses else 0, step):
                         grad = sum(use.per_example(lo, min(n, lo + step)) for use in uses)
                         total[name] += grad.square().sum(0)  # type: ignore[union-attr]
+            engine.recorder.end()
             seen += n
         return {name: v / seen for name, v in total.items()}
 

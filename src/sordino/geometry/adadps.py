@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,19 +28,26 @@ class AdaDPS(Geometry):
     needs_public = True
 
     def __init__(self, epsilon: float = 1e-3, examples: int | None = None) -> None:
-        if not epsilon > 0:
-            raise SordinoError(f"AdaDPS(epsilon={epsilon}) must be positive; 1e-3 is the default")
-        if examples is not None and examples < 1:
-            raise SordinoError(f"AdaDPS(examples={examples}) must be at least 1, or None for all public examples")
-        self.epsilon, self.examples = epsilon, examples
+        number = isinstance(epsilon, Real) and not isinstance(epsilon, bool)
+        if not number or not 0 < epsilon < math.inf:
+            raise SordinoError(f"AdaDPS(epsilon={epsilon!r}) must be a positive, finite number; 1e-3 is the default")
+        if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
+            raise SordinoError(f"AdaDPS(examples={examples!r}) must be at least 1, or None for all public examples")
+        self.epsilon, self.examples = float(epsilon), examples
         self.scale: dict[str, Tensor] = {}
 
     def prepare(self, model: torch.nn.Module, parameters: dict[str, Tensor], public: Public | None, keys: Any) -> None:
         if public is None:
             raise SordinoError("geometry='adadps' needs public data; pass public=sordino.Public(dataset, losses=...)")
         moments = public.second_moments(model, parameters, keys, self.examples)
+        for name, v in moments.items():
+            if not bool(torch.isfinite(v).all()):
+                raise SordinoError(
+                    f"the public gradients of parameter {name!r} are not finite; look for NaN or infinity in the "
+                    "public examples"
+                )
         top = max(float(v.max()) for v in moments.values()) ** 0.5
-        if not (top > 0 and torch.isfinite(torch.tensor(top))):
+        if not top > 0:
             raise SordinoError(
                 f"the public gradients' largest second moment is {top**2}; AdaDPS needs gradients that move"
             )
@@ -66,4 +75,5 @@ class AdaDPS(Geometry):
         self.scale = dict(state)
 
     def describe(self) -> str:
-        return f"adadps (ε = {self.epsilon:g} of the largest root second moment)"
+        some = "" if self.examples is None else f", first {self.examples} public examples"
+        return f"adadps (ε = {self.epsilon:g} of the largest root second moment{some})"

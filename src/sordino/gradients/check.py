@@ -222,7 +222,8 @@ class _Check:
         return found
 
     def weighted(self, positions: Sequence[int], seed: int, weights: Tensor | None = None, **more: Any) -> Clipped:
-        return self.sums(positions, seed, Weighted(1.0, by=self.r[: len(positions)] if weights is None else weights), **more)
+        by = self.r[: len(positions)] if weights is None else weights
+        return self.sums(positions, seed, Weighted(1.0, by=by), **more)
 
     # -- what is checked ----------------------------------------------------------------------
 
@@ -310,7 +311,8 @@ class _Check:
             raise self._error(what, _worst(difference))
 
     def _distance(self, one: Clipped, two: Clipped, weights: Tensor) -> float:
-        size = max(float((weights.double() * one.norms.double().nan_to_num(0, 0, 0)).norm()), SMALL * self.clipping.bound)
+        norms = one.norms.double().nan_to_num(0, 0, 0)
+        size = max(float((weights.double() * norms).norm()), SMALL * self.clipping.bound)
         return _norm(_difference(one.sums, two.sums)) / size
 
     def _error(self, what: str, name: str) -> PrivacyError:

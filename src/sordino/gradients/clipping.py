@@ -10,7 +10,10 @@ All three bound the norm of Σ_l w_l g_l by ζ for every example:
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -26,22 +29,55 @@ class Clipping:
     bound: float
     style: str = "flat"
     gamma: float = 0.01
-    layers: dict[str, float] | None = field(default=None)  # ζ_l by module name, for layer-wise
+    layers: Mapping[str, float] | None = field(default=None)  # ζ_l by module name, for layer-wise
 
     def __post_init__(self) -> None:
-        bound = self.bound
-        if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not math.isfinite(bound) or bound <= 0:
-            raise SordinoError(f"clip_norm={bound!r} must be a positive, finite number")
+        object.__setattr__(self, "bound", _positive("clip_norm", self.bound))
+        object.__setattr__(self, "gamma", _positive("gamma", self.gamma))
+        if not isinstance(self.style, str):
+            kind = type(self.style).__name__
+            raise SordinoError(f"clipping must be a name ({', '.join(CLIPPINGS.names())}) or a Clipping, not a {kind}")
         CLIPPINGS.find(self.style)
-        if not (isinstance(self.gamma, (int, float)) and self.gamma > 0):
-            raise SordinoError(f"gamma={self.gamma!r} of automatic clipping must be positive")
+        if self.layers is None:
+            return
+        if self.style != "layer-wise" or not isinstance(self.layers, Mapping):
+            raise SordinoError(
+                f"clipping={self.style!r} takes no layers; Clipping({self.bound:g}, 'layer-wise', layers={{...}})"
+            )
+        # a copy nobody can write to: the bound has one owner
+        layers = {str(name): _positive(f"the clip norm of layer {name!r}", b) for name, b in self.layers.items()}
+        object.__setattr__(self, "layers", MappingProxyType(layers))
+        total = math.sqrt(sum(b * b for b in layers.values()))
+        if not abs(total - self.bound) <= 1e-6 * self.bound:
+            raise SordinoError(
+                f"the layers' clip norms have root sum of squares {total:.6g}, but clip_norm is {self.bound:g}; "
+                "scale them so that Σ ζ_l² = ζ²"
+            )
+
+    def fits(self, parameters: Collection[str]) -> None:
+        """Whether the layers named are those of the trainable parameters."""
+        if self.layers is None:
+            return
+        layers = {layer_of(name) for name in parameters}
+        for name in layers - set(self.layers):
+            raise SordinoError(f"no clip norm was given for layer {name!r}; given: {', '.join(self.layers)}")
+        for name in set(self.layers) - layers:
+            raise SordinoError(
+                f"layers={{{name!r}: ...}}: no trainable parameter is in it; known: {', '.join(sorted(layers))}"
+            )
+
+    def describe(self) -> str:
+        """Everything that was chosen, in words.
+
+        >>> Clipping(1.0, "automatic").describe()
+        'automatic at 1 (γ = 0.01)'
+        """
+        text = f"{self.style} at {self.bound:g}"
+        if self.style == "automatic":
+            return f"{text} (γ = {self.gamma:g})"
         if self.layers is not None:
-            total = math.sqrt(sum(b * b for b in self.layers.values()))
-            if abs(total - bound) > 1e-6 * bound:
-                raise SordinoError(
-                    f"the layers' clip norms have root sum of squares {total:.6g}, but clip_norm is {bound:g}; "
-                    "scale them so that Σ ζ_l² = ζ²"
-                )
+            return f"{text} ({', '.join(f'{name}: {b:.6g}' for name, b in self.layers.items())})"
+        return text
 
     def weights(self, norms: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Weights by parameter, the whole norm, and where clipping was active, from ‖g_i‖² by parameter."""
@@ -50,7 +86,7 @@ class Clipping:
         if self.style == "layer-wise":
             groups: dict[str, list[str]] = {}
             for name in norms:
-                groups.setdefault(name.rpartition(".")[0], []).append(name)
+                groups.setdefault(layer_of(name), []).append(name)
             weights, active = {}, torch.zeros_like(total, dtype=torch.bool)
             for layer, names in groups.items():
                 norm = torch.stack([norms[name] for name in names]).sum(0).sqrt()
@@ -65,9 +101,19 @@ class Clipping:
     def _layer_bound(self, layer: str, count: int) -> float:
         if self.layers is None:
             return self.bound / math.sqrt(count)
-        if layer not in self.layers:
-            raise SordinoError(f"no clip norm was given for layer {layer!r}; given: {', '.join(self.layers)}")
         return self.layers[layer]
+
+
+def layer_of(parameter: str) -> str:
+    """The module that holds a parameter."""
+    return parameter.rpartition(".")[0]
+
+
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
+        shown = " ".join(repr(value).split())
+        raise SordinoError(f"{name}={shown[:60]} must be a positive, finite number")
+    return float(value)
 
 
 def limited(bound: float, norm: Tensor) -> Tensor:
