@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from ..errors import PrivacyError, SordinoError, Unsupported
+from . import ragged
 from .layout import Key, Layout, Layouts, mixed
 from .operation import Operation, Tap
 from .uses import Use
@@ -48,17 +49,6 @@ METADATA = frozenset(
         Tensor.storage_offset, torch.is_floating_point, torch.is_complex, torch.numel,
     ]
 )  # fmt: skip
-# operations that choose rows by the data, after which an example's place is no longer a matter of shapes
-RAGGED = frozenset(
-    [
-        torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.masked_select, Tensor.masked_select,
-        Tensor.tolist, Tensor.numpy, torch.unique_consecutive, Tensor.unique_consecutive, torch.unique, Tensor.unique,
-        torch.repeat_interleave, Tensor.repeat_interleave,
-    ]
-)  # fmt: skip
-SCALARS = frozenset([Tensor.item, Tensor.__int__, Tensor.__index__])
-
-
 class Marks:
     """A set of tensors by identity that keeps none of them alive."""
 
@@ -247,24 +237,13 @@ class Recorder(TorchFunctionMode):
             for leaf in _tensors(out):
                 if not leaf.requires_grad:
                     self.batched.add(leaf)
-        if func in RAGGED or func in SCALARS or func is Tensor.__getitem__:
-            self.ragged = self.ragged or self._chooses_rows(func, args, kwargs or {})
+        if func in ragged.WATCHED and not self.ragged:
+            self.ragged = ragged.chooses_rows(self, func, args, kwargs or {})
 
     def _mark_written(self, tensor: Tensor) -> None:
         for t in (tensor, tensor._base):
             if t is not None and not t.requires_grad:
                 self.batched.add(t)
-
-    def _chooses_rows(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        if func is Tensor.__getitem__:
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
-        if func in SCALARS:  # one number (the longest length) is harmless; one an example is not
-            self.reads += not args[0].is_floating_point()
-            return self.n > 1 and self.reads >= self.n
-        if func in (torch.repeat_interleave, Tensor.repeat_interleave):
-            return any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
-        return not args[0].is_floating_point() or func not in (Tensor.tolist, Tensor.numpy)
 
     def mark_derived(self, out: Any, sources: Iterable[Any], **origin: Any) -> None:
         """`out` was computed from the parameters and derived tensors among `sources`."""
