@@ -5,13 +5,17 @@ For grad_i = Σ_t l_t r_tᵀ the norm is either read off the materialised gradie
 
     ‖grad_i‖² = Σ_{s,t} ⟨l_s, l_t⟩ ⟨r_s, r_t⟩        (T²·(p + q) multiplications),
 
-which need no p·q numbers in memory.
+which need no p·q numbers in memory. Gram entries can cancel: their rounding is relative
+to S² with S = Σ_t ‖l_t‖‖r_t‖, not to the norm, so that a norm much below S could come out
+too small and be clipped too little. Norms from Gram matrices are therefore given as
+‖grad_i‖² + 4u·S² (u the machine epsilon): never too small, and for gradients that do not
+cancel too large by about 2uT of their size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -54,14 +58,27 @@ def chunk(use: Use, numbers: int, device: torch.device) -> int:
     return max(1, min(use.n, room // max(1, numbers)))
 
 
+def keeps(uses: list[Use]) -> bool:
+    """Whether to keep the gradients themselves for the sum.
+
+    On a CPU where that takes less memory than the factors; a GPU has room, and forming them twice costs more there.
+    """
+    factor = 3.0 if uses[0].device.type == "cuda" else 1.0
+    return uses[0].each() * uses[0].n <= factor * sum(use.stored() for use in uses)
+
+
 def materialised(uses: list[Use], measure: Measure, numbers: int) -> tuple[Tensor, list[Use]]:
-    """Norms chunk by chunk; the gradients themselves are kept if that takes less than keeping the uses."""
+    """Norms chunk by chunk; the gradients themselves are kept for the sum if there is room.
+
+    Kept gradients may be formed in TF32 where the user allows it: the norms are those of the very numbers summed.
+    """
     n, device = uses[0].n, uses[0].device
-    keep = uses[0].each() * n <= sum(use.stored() for use in uses)
+    keep = keeps(uses)
     size = chunk(uses[0], numbers, device)
     found, kept = [], []
     for lo in range(0, n, size):
-        grad = add(use.per_example(lo, min(n, lo + size)) for use in uses)
+        with nullcontext() if keep else full_precision(device):
+            grad = add(use.per_example(lo, min(n, lo + size)) for use in uses)
         found.append(measure(grad))
         if keep:
             kept.append(grad)
@@ -71,11 +88,38 @@ def materialised(uses: list[Use], measure: Measure, numbers: int) -> tuple[Tenso
     return out, [PerExample(kept[0] if len(kept) == 1 else torch.cat(kept))]
 
 
+def lengths(tensor: Tensor) -> Tensor:
+    """‖x_it‖ of (n, T, ·), in float32 at least."""
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(tensor, dim=2, dtype=wide)
+
+
+def margin(spread: Tensor) -> Tensor:
+    """4u·S² with S = Σ_t spread_it: what rounding can take off a norm formed from Gram matrices."""
+    return 4 * torch.finfo(spread.dtype).eps * spread.sum(1).square()
+
+
 def gram(left: Tensor, right: Tensor) -> Tensor:
-    """Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩ for (n, T, p) and (n, T, q)."""
-    a = torch.bmm(left, left.transpose(1, 2))
-    b = torch.bmm(right, right.transpose(1, 2))
-    return a.mul_(b).sum((1, 2))
+    """Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩ for (n, T, p) and (n, T, q), with its margin."""
+    safe = margin(lengths(left) * lengths(right))
+    if left.device.type == "cuda" and kernels_for(left, right):
+        from ..gradients.kernels import gram_norms
+
+        return gram_norms(left, right).clamp_(min=0).add_(safe)
+    left, right = exact(left), exact(right)
+    with full_precision(left.device):
+        a = torch.bmm(left, left.transpose(1, 2))
+        b = torch.bmm(right, right.transpose(1, 2))
+    return a.mul_(b).sum((1, 2)).clamp_(min=0).add_(safe)
+
+
+def kernels_for(*tensors: Tensor) -> bool:
+    """Whether there is a GPU kernel for these; importing Triton is left until a tensor lies on a GPU."""
+    try:
+        from ..gradients.kernels import usable
+    except ImportError:
+        return False
+    return usable(*tensors)
 
 
 def gram_is_cheaper(length: int, p: int, q: int) -> bool:
@@ -84,10 +128,9 @@ def gram_is_cheaper(length: int, p: int, q: int) -> bool:
 
 def factor_norms(use: Factors) -> Tensor:
     """The norms of Factors without materialising."""
-    left, right = exact(use.left), exact(use.right)
     if use.length == 1:
-        return squares(left) * squares(right)
-    return gram(left, right).clamp_(min=0)
+        return squares(exact(use.left)) * squares(exact(use.right))
+    return gram(use.left, use.right)
 
 
 def row_norms(use: Rows) -> Tensor:
@@ -96,7 +139,7 @@ def row_norms(use: Rows) -> Tensor:
     used = use.index >= 0
     same = (use.index[:, :, None] == use.index[:, None, :]) & used[:, :, None]
     inner = torch.bmm(right, right.transpose(1, 2))
-    return torch.where(same, inner, 0.0).sum((1, 2)).clamp_(min=0)
+    return torch.where(same, inner, 0.0).sum((1, 2)).clamp_(min=0) + margin(lengths(right) * used)
 
 
 def cross(first: Use, second: Use) -> Tensor:
