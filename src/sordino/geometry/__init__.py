@@ -53,9 +53,7 @@ def geometry(choice: str | Geometry | Mapping[str, Any]) -> Geometry:
         known = list(inspect.signature(entry.build).parameters)
         for option in options:
             if option not in known:
-                raise SordinoError(
-                    f"geometry={name!r} has no option {option!r}; known: {', '.join(known) or '(none)'}"
-                )
+                raise SordinoError(f"geometry={name!r} has no option {option!r}; known: {', '.join(known) or '(none)'}")
         return entry.build(**options)
     if not isinstance(choice, str):
         raise SordinoError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SordinoError
+from ..gradients.precision import full_precision
 from ..gradients.uses import Factors, PerExample, Use, exact
 from .base import Geometry
 from .norms import materialised, squares
@@ -62,7 +63,8 @@ class AdaDPS(Geometry):
             return squares(uses[0].grad * scale), uses
         if len(uses) == 1 and isinstance(uses[0], Factors) and uses[0].length == 1:
             left, right = (exact(t[:, 0]).square() for t in (uses[0].left, uses[0].right))
-            return ((left @ scale.square()) * right).sum(1), uses
+            with full_precision(left.device):
+                return ((left @ scale.square()) * right).sum(1), uses
         return materialised(uses, lambda grad: squares(grad * scale), max(use.numbers() for use in uses))
 
     def into(self, name: str, total: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from ..gradients.uses import Derived, PerExample, Rows, Use, add
-from . import norms
 
 if TYPE_CHECKING:
     from ..gradients.recorder import Recorder
@@ -91,8 +90,7 @@ class Meter:
 
     def _measure(self, name: str) -> None:
         self.stale.discard(name)
-        with norms.full_precision(self.recorder.device):
-            self.norms[name], self.uses[name] = self.geometry.square_norms(name, self.uses[name])
+        self.norms[name], self.uses[name] = self.geometry.square_norms(name, self.uses[name])
 
     def finish(self) -> dict[str, Tensor]:
         """‖ĝ_i‖² by parameter, for every parameter; zeros where no gradient arrived."""

@@ -9,13 +9,14 @@ from ..gradients.uses import Factors, Patches, PerExample, Rows, Use
 from .base import Geometry
 from .norms import (
     chunk,
-    cross,
     exact,
     factor_norms,
     gram,
     gram_is_cheaper,
     materialised,
+    patch_norms,
     row_norms,
+    several_norms,
     squares,
 )
 
@@ -33,11 +34,7 @@ class Euclidean(Geometry):
             )
             return self._one(joined)
         if all(isinstance(u, (Factors, Rows)) for u in uses) and uses[0].right.shape[2] == uses[-1].right.shape[2]:  # type: ignore[attr-defined]
-            total = sum((row_norms(u) if isinstance(u, Rows) else factor_norms(u) for u in uses), torch.zeros(()))  # type: ignore[arg-type]
-            for i, first in enumerate(uses):
-                for second in uses[:i]:
-                    total = total + 2 * cross(first, second)
-            return total.clamp(min=0), uses
+            return several_norms(uses), uses
         return self._materialise(uses, max(use.numbers() for use in uses))
 
     def _one(self, use: Use) -> tuple[Tensor, list[Use]]:
@@ -61,13 +58,16 @@ class Euclidean(Geometry):
         q = size // weight.shape[0]
         unfolded = length * q * groups
         if not gram_is_cheaper(length, p, q):
+            found = patch_norms(use)
+            if found is not None:
+                return found[0], [use] if found[1] is None else [PerExample(found[1])]
             return self._materialise([use], size + unfolded)
         step = chunk(use, unfolded + 2 * groups * length**2, use.g.device)
-        found = []
+        parts = []
         for lo in range(0, use.n, step):
             hi = min(use.n, lo + step)
-            found.append(gram(*use.factors(lo, hi)).reshape(hi - lo, groups).sum(1))
-        return torch.cat(found).clamp_(min=0), [use]
+            parts.append(gram(*use.factors(lo, hi)).reshape(hi - lo, groups).sum(1))
+        return torch.cat(parts), [use]
 
     def _materialise(self, uses: list[Use], numbers: int) -> tuple[Tensor, list[Use]]:
         return materialised(uses, squares, numbers)

@@ -14,38 +14,16 @@ cancel too large by about 2uT of their size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from ..gradients.uses import Factors, PerExample, Rows, Use, add, exact
+from ..gradients.precision import full_precision, kernels_for, tf32_convolutions
+from ..gradients.uses import Factors, Patches, PerExample, Rows, Use, add, exact
 
 Measure = Callable[[Tensor], Tensor]  # (m, *shape) -> (m,) squared norms
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """No TF32 in norms: a bound is a bound."""
-    if device.type != "cuda":
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):
-        before = matmul.fp32_precision
-        matmul.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-        return
-    old = matmul.allow_tf32
-    matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = old
 
 
 def squares(grad: Tensor) -> Tensor:
@@ -113,15 +91,6 @@ def gram(left: Tensor, right: Tensor) -> Tensor:
     return a.mul_(b).sum((1, 2)).clamp_(min=0).add_(safe)
 
 
-def kernels_for(*tensors: Tensor) -> bool:
-    """Whether there is a GPU kernel for these; importing Triton is left until a tensor lies on a GPU."""
-    try:
-        from ..gradients.kernels import usable
-    except ImportError:
-        return False
-    return usable(*tensors)
-
-
 def gram_is_cheaper(length: int, p: int, q: int) -> bool:
     return length * (p + q) <= p * q
 
@@ -138,13 +107,18 @@ def row_norms(use: Rows) -> Tensor:
     right = exact(use.right)
     used = use.index >= 0
     same = (use.index[:, :, None] == use.index[:, None, :]) & used[:, :, None]
-    inner = torch.bmm(right, right.transpose(1, 2))
+    with full_precision(right.device):
+        inner = torch.bmm(right, right.transpose(1, 2))
     return torch.where(same, inner, 0.0).sum((1, 2)).clamp_(min=0) + margin(lengths(right) * used)
 
 
 def cross(first: Use, second: Use) -> Tensor:
     """⟨grad_i of first, grad_i of second⟩ for two uses of one matrix in factored form."""
-    a, b = (first, second) if isinstance(first, Rows) else (second, first)
+    with full_precision(first.device):
+        return _cross(*((first, second) if isinstance(first, Rows) else (second, first)))
+
+
+def _cross(a: Use, b: Use) -> Tensor:
     ra, rb = exact(a.right), exact(b.right)  # type: ignore[attr-defined]
     inner = torch.bmm(ra, rb.transpose(1, 2))  # (n, Ta, Tb)
     if isinstance(a, Rows) and isinstance(b, Rows):
@@ -158,3 +132,29 @@ def cross(first: Use, second: Use) -> Tensor:
         return (picked * inner * (a.index >= 0)[:, :, None]).sum((1, 2))
     assert isinstance(a, Factors)
     return (torch.bmm(exact(a.left), left.transpose(1, 2)) * inner).sum((1, 2))
+
+
+def several_norms(uses: list[Use]) -> Tensor:
+    """The norms of a sum of Factors and Rows of one matrix (an embedding tied to an output layer)."""
+    own = [row_norms(u) if isinstance(u, Rows) else factor_norms(u) for u in uses]  # type: ignore[arg-type]
+    total = add(own)
+    for i, first in enumerate(uses):
+        for second in uses[:i]:
+            total = total + 2 * cross(first, second)
+    spread = [lengths(u.right) * (u.index >= 0 if isinstance(u, Rows) else lengths(u.left)) for u in uses]  # type: ignore[attr-defined]
+    return total.clamp(min=0) + margin(torch.cat(spread, 1))
+
+
+def patch_norms(use: Patches) -> tuple[Tensor, Tensor | None] | None:
+    """Norms and, if they are to be kept, gradients of a plain two-dimensional convolution, in one GPU kernel."""
+    spec = use.spec
+    if use.device.type != "cuda" or spec.transposed or spec.groups != 1 or spec.weight.dim() != 4:
+        return None
+    if not kernels_for(use.x, use.g):
+        return None
+    from ..gradients.kernels import conv_gradients
+
+    keep = keeps([use])
+    kernel = (spec.weight.shape[2], spec.weight.shape[3])
+    exactly = not (keep and tf32_convolutions())
+    return conv_gradients(use.x, use.g, use.n, kernel, spec.stride, spec.padding, spec.dilation, keep, exactly)

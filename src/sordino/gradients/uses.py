@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
+from .precision import full_precision
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -76,7 +77,8 @@ class PerExample(Use):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = self.grad.reshape(self.n, -1)
-        return (weights.to(flat.dtype) @ flat).reshape(self.grad.shape[1:])
+        with full_precision(flat.device):  # the norms were those of these very numbers
+            return (weights.to(flat.dtype) @ flat).reshape(self.grad.shape[1:])
 
     def select(self, keep: Tensor) -> PerExample:
         return PerExample(self.grad[keep])
@@ -372,7 +374,7 @@ class Patches(Use):
 
 def cut(image: Tensor, kernel: torch.Size, spec: ConvSpec, space: torch.Size) -> Tensor:
     """The patches under a convolution: (rows, C, *space) -> (rows, C, kernel positions, output positions)."""
-    if len(kernel) == 2 and image.shape[0]:
+    if len(kernel) == 2 and image.shape[0] and image.device.type == "cpu":  # on a GPU it would be a launch per image
         wanted = torch.nn.functional.unfold(image, tuple(kernel), spec.dilation, spec.padding, spec.stride)
         full = [
             (i + 2 * p - d * (k - 1) - 1) // s + 1

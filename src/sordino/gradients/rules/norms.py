@@ -6,6 +6,7 @@ the same normalisation without weights, then `· w + b`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,22 @@ from torch import Tensor
 
 from ...errors import PrivacyError
 from ..operation import Operation
+from ..precision import kernels_for
 from ..uses import PerExample, exact
 
 if TYPE_CHECKING:
+    from ..layout import Layout
     from ..recorder import Recorder
+
+
+def row_sums(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ g and Σ g·x along the rows of two (R, L) tensors."""
+    if g.is_cuda and kernels_for(g, x):
+        from .. import kernels
+
+        return kernels.row_sums(g, x)
+    g, x = exact(g), exact(x)
+    return g.sum(1), torch.bmm(g[:, None], x[:, :, None]).reshape(-1)
 
 
 class LayerNorm(Operation):
@@ -39,12 +52,11 @@ class LayerNorm(Operation):
         (g,), (x, mean, rstd) = grads, saved
         layout = self.recorder.layout(self.key, g)
         if layout is not None:
-            n, d = self.recorder.n, len(self.shape)
+            weight_grad, bias_grad = self._per_example(g, x, mean, rstd, layout)
             if self.trains_weight:
-                xhat = (exact(x) - exact(mean)).mul_(exact(rstd)).mul_(g)
-                self.recorder.sink(self.weight, PerExample(layout.front(xhat, n).flatten(1, -1 - d).sum(1)))
+                self.recorder.sink(self.weight, PerExample(weight_grad))
             if self.trains_bias:
-                self.recorder.sink(self.bias, PerExample(exact(layout.front(g, n).flatten(1, -1 - d)).sum(1)))
+                self.recorder.sink(self.bias, PerExample(bias_grad))
         if not needed[0]:
             return (None,)
         weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
@@ -52,6 +64,20 @@ class LayerNorm(Operation):
             g.contiguous(), x, self.shape, mean, rstd, weight, bias, [True, False, False]
         )
         return (back[0],)
+
+    def _per_example(self, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Σ_t g_it x̂_it and Σ_t g_it, (n, *shape) each."""
+        n, d = self.recorder.n, len(self.shape)
+        if layout.dim == 0 and layout.slow and g.is_cuda and kernels_for(g, x):
+            from ..kernels import layer_norm_sums
+
+            sums = layer_norm_sums(g.contiguous(), x.contiguous(), mean, rstd, n, math.prod(self.shape))
+            return sums[0].reshape(n, *self.shape), sums[1].reshape(n, *self.shape)
+        xhat = (exact(x) - exact(mean)).mul_(exact(rstd)).mul_(g)
+        return (
+            layout.front(xhat, n).flatten(1, -1 - d).sum(1),
+            exact(layout.front(g, n).flatten(1, -1 - d)).sum(1),
+        )
 
 
 class GroupNorm(Operation):
@@ -79,12 +105,11 @@ class GroupNorm(Operation):
         layout = self.recorder.layout(self.key, g)
         if layout is not None:
             n, each = self.recorder.n, channels // self.groups
-            g_, x_ = (exact(t).reshape(rows, channels, -1) for t in (g, x))
-            sum_g = g_.sum(2)  # (rows, C)
+            sum_g, sum_gx = row_sums(g.reshape(rows * channels, -1), x.reshape(rows * channels, -1))
+            sum_g, sum_gx = sum_g.reshape(rows, channels), sum_gx.reshape(rows, channels)
             if self.trains_weight:
-                sum_gx = torch.bmm(g_.reshape(rows * channels, 1, -1), x_.reshape(rows * channels, -1, 1))
                 mean_, rstd_ = (exact(t).repeat_interleave(each, 1) for t in (mean, rstd))
-                grad = (sum_gx.reshape(rows, channels) - mean_ * sum_g) * rstd_
+                grad = (sum_gx - mean_ * sum_g) * rstd_
                 self.recorder.sink(self.weight, PerExample(layout.front(grad, n).reshape(n, -1, channels).sum(1)))
             if self.trains_bias:
                 self.recorder.sink(self.bias, PerExample(layout.front(sum_g, n).reshape(n, -1, channels).sum(1)))
