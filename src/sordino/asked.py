@@ -55,7 +55,7 @@ def trainable(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
     if not parameters:
         raise SordinoError("the model has no trainable parameter; set requires_grad_(True) on what is to be trained")
     for name, p in parameters.items():
-        if isinstance(p, nn.parameter.UninitializedTensorMixin):
+        if isinstance(p, nn.parameter.UninitializedParameter):
             raise SordinoError(f"parameter {name!r} has no shape yet (a lazy module); call the model once before")
         if p.layout != torch.strided:
             raise SordinoError(f"parameter {name!r} is {p.layout}; only dense parameters can be trained: to_dense()")

@@ -28,7 +28,8 @@ from .randomness import derived_seed, seeded
 if TYPE_CHECKING:
     from .private import Private
 
-Fetch = Callable[[Sequence[int], bool], Any]  # positions in the batch → collated, on the device; without OnRows if True
+# positions in the batch, and where the first of them counts as lying (None: without OnRows) → collated, on the device
+Fetch = Callable[[Sequence[int], "int | None"], Any]
 
 
 class Batch:
@@ -48,15 +49,15 @@ class Batch:
     @cached_property
     def data(self) -> Any:
         """All examples collated, on the model's device; fetched when first asked for."""
-        return self._fetch(range(len(self)), False) if len(self) else None
+        return self._fetch(range(len(self)), 0) if len(self) else None
 
     def part(self, lo: int, hi: int) -> Any:
         """Examples lo ≤ i < hi, collated anew: nothing that was done to `data` shows here."""
-        return self._fetch(range(lo, hi), False)
+        return self._fetch(range(lo, hi), lo)
 
     def take(self, positions: Sequence[int], plain: bool = False) -> Any:
         """The examples at these positions, in this order; `plain` leaves `OnRows` functions out."""
-        return self._fetch(positions, plain)
+        return self._fetch(positions, None if plain else 0)
 
     def drawn_for(self, run: object) -> bool:
         return self._run is run
@@ -136,7 +137,7 @@ class Source:
             return examples(self.dataset, self.each, repeats, Job(0, tuple(int(i) for i in indices), token))
 
     def collated(
-        self, indices: Sequence[int], samples: list[Any] | None, positions: Sequence[int], token: bytes, plain: bool
+        self, indices: Sequence[int], samples: list[Any] | None, positions: Sequence[int], token: bytes, place: int | None
     ) -> Any:
         """The examples at `positions` of a step's indices as one batch on the device."""
         if samples is None:
@@ -161,8 +162,8 @@ class Source:
                 data = tree_map(
                     lambda t: t.repeat_interleave(self.augmentations, 0) if isinstance(t, Tensor) else t, data
                 )
-            if not plain:
-                with seeded(derived_seed(token, "rows", positions[0]), self.device):
+            if place is not None:
+                with seeded(derived_seed(token, "rows", place), self.device):
                     data = self.on_rows(data)
         return data
 

@@ -75,6 +75,8 @@ class Buffers:
         if now is not tensor:
             self.model.get_submodule(owner)._buffers[last] = tensor
         if not same(tensor, copy):
+            if tensor.shape != copy.shape:
+                tensor.resize_(copy.shape)
             tensor.copy_(copy)
 
 

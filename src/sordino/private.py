@@ -7,6 +7,7 @@ Nothing in this file knows a sampler, a strategy, a geometry or a denoiser by na
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -236,7 +237,7 @@ class Private:
 
     def draw(self, step: int) -> Sequence[int]:
         """Who is in the batch of a step."""
-        drawn = self.plan.sampling.draw(Stream(self.keys.subkey("sampling")), step, len(self.source))
+        drawn: Any = self.plan.sampling.draw(Stream(self.keys.subkey("sampling")), step, len(self.source))
         drawn.flags.writeable = False
         return drawn
 
@@ -248,8 +249,8 @@ class Private:
         """The batch of a step, on the device, from its examples."""
         source, token = self.source, self.token(step)
 
-        def fetch(positions: Sequence[int], plain: bool) -> Any:
-            return source.collated(indices, samples, positions, token, plain)
+        def fetch(positions: Sequence[int], place: int | None) -> Any:
+            return source.collated(indices, samples, positions, token, place)
 
         return Batch(step, step // self.plan.schedule.steps_per_epoch, indices, fetch, self.run)
 
@@ -319,7 +320,7 @@ class Private:
         moved = self._has_moved()
         while lo < count:
             hi = min(count, lo + (self.physical_batch_size or count))
-            found = self._within_memory(lambda lo=lo, hi=hi: self._chunk(losses, batch, lo, hi), hi - lo)
+            found = self._within_memory(functools.partial(self._chunk, losses, batch, lo, hi), hi - lo)
             if found is None:  # only this chunk is done again, in smaller ones
                 continue
             for name, tensor in found.sums.items():

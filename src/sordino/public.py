@@ -68,7 +68,7 @@ class Public:
         for lo in range(0, count, self.batch_size):
             rows = list(range(lo, min(count, lo + self.batch_size)))
             samples = self.source.samples(rows, token)
-            data = self.source.collated(rows, samples, range(len(rows)), token, False)
+            data = self.source.collated(rows, samples, range(len(rows)), token, None)
             with seeded(derived_seed(token, "model", lo), device):  # dropout may be on
                 data = self._labelled(model, data, generator)
             yield data, len(rows)

@@ -28,9 +28,9 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     >>> bool((a == b).all()), bool((torch.get_rng_state() == before).all())
     (True, True)
     """
-    cuda = device is not None and device.type == "cuda"
+    cuda = device if device is not None and device.type == "cuda" else None
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    cuda_state = torch.cuda.get_rng_state(device) if cuda else None
+    cuda_state = None if cuda is None else torch.cuda.get_rng_state(cuda)
     try:
         seed_all(seed, device)
         yield
@@ -38,8 +38,8 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         torch.set_rng_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-        if cuda_state is not None:
-            torch.cuda.set_rng_state(cuda_state, device)
+        if cuda is not None and cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state, cuda)
 
 
 def seed_all(seed: int, device: torch.device | None = None) -> None:

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_flatten
 from ..errors import PrivacyError, SordinoError
 from ..geometry.base import Geometry
 from ..guards import Buffers
-from ..randomness import seeded
+from ..randomness import seed_all, seeded
 from .clipping import Clipping
 from .engine import Clipped, Engine, Losses
 
@@ -203,6 +203,7 @@ class _Check:
         quiet = Quiet(device.type, self.exact, frozen=alone)
 
         def losses(*args: Any, **kwargs: Any) -> Tensor:
+            seed_all(seed, device)  # every pass, probes of the layout too
             with quiet:
                 return self.losses(*args, **kwargs)
 
@@ -253,7 +254,19 @@ class _Check:
 
     def _alone(self, few: list[int], together: Clipped) -> None:
         """Each example on its own has the norm it has in company, and their weighted sum is the same."""
-        each = [self.weighted([i], 1, self.r[i : i + 1]) for i in few]
+        each = []
+        for i in few:
+            try:
+                each.append(self.weighted([i], 1, self.r[i : i + 1]))
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                if isinstance(error, (SordinoError, torch.OutOfMemoryError)) and not _shape_of_one(error):
+                    raise
+                text = (str(error).splitlines() or [type(error).__name__])[0]
+                raise PrivacyError(
+                    f"the losses of several examples can be computed, those of one alone cannot ({text}); batches of "
+                    "one occur, and each loss must depend on its own example alone: look for batch statistics, or for "
+                    "squeeze() without a dimension"
+                ) from error
         total: dict[str, Tensor] = {}
         for one in each:
             for name, tensor in one.sums.items():
@@ -332,6 +345,10 @@ def _mixing(name: str) -> PrivacyError:
         "that the model does not mask, or a divisor counted over the batch, and make each loss depend on its own "
         "example alone"
     )
+
+
+def _shape_of_one(error: Exception) -> bool:
+    return isinstance(error, PrivacyError) and "for 1 rows" in str(error)
 
 
 def _shapes(data: Any) -> list[Any]:
