@@ -29,7 +29,7 @@ def engine_of(model):
 
 
 class Mixture(nn.Module):
-    """A bit of everything: convolution, normalisation, embedding, linear over positions, bare parameter, tied weight."""
+    """A bit of everything: convolution, normalisation, embedding, linear over positions, bare and tied."""
 
     def __init__(self):
         super().__init__()
@@ -413,9 +413,7 @@ def test_a_verified_step_is_one_forward_and_asks_nothing_of_the_device(monkeypat
     waits: list[str] = []
     for name in ("__bool__", "item", "__int__", "__float__", "tolist"):
         original = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor, name, lambda self, _o=original, _n=name: (waits.append(_n), _o(self))[1]
-        )
+        monkeypatch.setattr(torch.Tensor, name, lambda self, _o=original, _n=name: (waits.append(_n), _o(self))[1])
     engine.clipped_sums(losses, data, N, N, Euclidean(), Clipping(1.0))
     assert len(waits) <= 1
 

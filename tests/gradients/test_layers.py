@@ -267,7 +267,7 @@ def test_embedding_bag_with_weights(compare):
 @pytest.mark.parametrize("dtype,tol", CHECK_DTYPES)
 def test_normalisation(compare, layer, shape, dtype, tol):
     layer = layer()
-    for name, t in layer.state_dict().items():
+    for t in layer.state_dict().values():
         if t.is_floating_point():
             t.uniform_(0.5, 1.5)
     check(compare, layer, shape, dtype=dtype, tol=tol if dtype == D else 2e-3)

@@ -33,7 +33,9 @@ class TimeFirst(nn.Module):
         return score((self.b(self.a(x.transpose(0, 1)).tanh() + self.p)).transpose(0, 1))
 
 
-@pytest.mark.parametrize("sizes", [((4, 6), (4, 4), (3, 3)), ((4, 4), (4, 6), (3, 3), (3, 4)), ((5, 1), (5, 5))], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [((4, 6), (4, 4), (3, 3)), ((4, 4), (4, 6), (3, 3), (3, 4)), ((5, 1), (5, 5))], ids=str
+)
 def test_time_first_whatever_the_sizes(compare, sizes):
     """The length equals the number of examples first, later or never."""
     model = TimeFirst().double()
@@ -97,7 +99,7 @@ def ragged(model, how):
             out = flat.index_copy(0, where, model(x.flatten(0, 1).index_select(0, where)).tanh()).reshape(x.shape)
         elif how == "lengths":
             sizes = lengths.tolist()
-            packed = model(torch.cat([r[:k] for r, k in zip(x, sizes)])).tanh().split(sizes)
+            packed = model(torch.cat([r[:k] for r, k in zip(x, sizes, strict=True)])).tanh().split(sizes)
             out = torch.stack([F.pad(r, (0, 0, 0, steps - len(r))) for r in packed])
         elif how == "one by one":
             packed = model(torch.cat([x[i, : lengths[i]] for i in range(n)])).tanh()
@@ -114,7 +116,7 @@ def ragged(model, how):
 
 @pytest.mark.parametrize("how", ["mask", "nonzero", "lengths", "one by one"])
 def test_ragged_rows_are_never_given_to_the_wrong_example(compare, how):
-    """First all lengths are equal, later only their sum is a multiple of n: refused, in the step in which it happens."""
+    """First all lengths are equal, later only their sum is a multiple of n: refused in that step."""
     model = nn.Linear(5, 5).double()
     losses = ragged(model, how)
     n, x = 4, torch.randn(4, 6, 5, dtype=D)
@@ -170,7 +172,9 @@ def test_an_example_that_is_alone_in_reaching_a_layer(compare):
     model = nn.ModuleDict({"a": nn.Linear(5, 5), "b": nn.Linear(5, 3)}).double()
 
     def losses(x, on):
-        return score(model["a"](x)) + on[:, None].to(x.dtype).mul(model["b"](x.transpose(0, 1)).transpose(0, 1).sum(1)).sum(1)
+        return score(model["a"](x)) + on[:, None].to(x.dtype).mul(
+            model["b"](x.transpose(0, 1)).transpose(0, 1).sum(1)
+        ).sum(1)
 
     n = 6
     x, on = torch.randn(n, n, 5, dtype=D), torch.tensor([0, 0, 1, 1, 0, 0])
@@ -278,7 +282,8 @@ def test_embedding_options_that_mix_are_refused():
         model = nn.Embedding(7, 3, **options)
         with pytest.raises(PrivacyError, match=words):
             ids = torch.randint(7, (4, 2))
-            engine_of(model).clipped_sums(lambda i: score(model(i)), (ids,), 4, 4, Euclidean(), Clipping(1.0))
+            losses = lambda i, m=model: score(m(i))  # noqa: E731
+            engine_of(model).clipped_sums(losses, (ids,), 4, 4, Euclidean(), Clipping(1.0))
 
 
 # -- losses -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize, parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 D = torch.float64
 N = 4
@@ -79,7 +79,9 @@ BARE = {
     "repeated, then added": (lambda x, p: x + p.repeat(len(x), 1, 1), [(3, 5)]),
     "repeated over folded rows": (lambda x, p: x.flatten(0, 1) .add(p.repeat(len(x), 1)).reshape_as(x), [(3, 5)]),
     "repeated over folded rows, multiplied": (
-        lambda x, p: (x.transpose(0, 1).flatten(0, 1) * p.repeat_interleave(len(x), 0)).reshape(3, len(x), 5).transpose(0, 1),
+        lambda x, p: (
+            (x.transpose(0, 1).flatten(0, 1) * p.repeat_interleave(len(x), 0)).reshape(3, len(x), 5).transpose(0, 1)
+        ),
         [(3, 5)],
     ),
     "time first and added": (lambda x, p: (x.transpose(0, 1) + p).transpose(0, 1), [(3, 1, 5)]),
@@ -116,15 +118,17 @@ BARE = {
     "linear, batched bias": (lambda x, p: F.linear(x, p) + x[..., :2], [(2, 5)]),
     "conv with computed weight": (lambda x, p: F.conv1d(x, p / p.norm()), [(2, 3, 3)]),
     "x += p": (lambda x, p: written(x, lambda y: y.add_(p)), [(5,)]),
-    "augmented": (lambda x, p: (y := x.clone()).__iadd__(p), [(5,)]),
+    "augmented": (lambda x, p: x.clone().__iadd__(p), [(5,)]),
     "x *= p": (lambda x, p: written(x, lambda y: y.mul_(p)), [(5,)]),
     "x[:, 0] = p": (lambda x, p: written(x, lambda y: y.__setitem__((slice(None), 0), p)), [(5,)]),
     "x[:, 0] += p": (lambda x, p: written(x, lambda y: y[:, 0].add_(p)), [(5,)]),
     "masked set": (lambda x, p: torch.where((x > 0.3)[..., :1], p, x), [(5,)]),
     "masked_fill by parameter": (lambda x, p: x.masked_fill(x > 0.1, 0.0) + p, [(5,)]),
     "buffer filled with both": (
-        lambda x, p: written(torch.zeros(len(x), 4, 5, dtype=x.dtype), lambda y: (y.__setitem__((slice(None), 0), p),
-                                                                                 y.__setitem__((slice(None), slice(1, 4)), x))),
+        lambda x, p: written(
+            torch.zeros(len(x), 4, 5, dtype=x.dtype),
+            lambda y: (y.__setitem__((slice(None), 0), p), y.__setitem__((slice(None), slice(1, 4)), x)),
+        ),
         [(5,)],
     ),
     "table by the data": (lambda x, p: p[(x[:, :, 0] > 0).long()] * x[..., :2], [(2, 2)]),
@@ -265,7 +269,7 @@ def test_s3_s4_a_tied_weight_never_exceeds_the_bound():
         model.layer.requires_grad_(False)
         engine = Engine(model, {k: p for k, p in model.named_parameters() if p.requires_grad})
         ids = torch.randint(1, 7, (8, 5))
-        losses = lambda ids: 1000 * model(ids)  # noqa: E731
+        losses = lambda ids, m=model: 1000 * m(ids)  # noqa: E731
         found = [engine.clipped_sums(losses, (ids[:m],), m, m, Euclidean(), Clipping(1e-3)).sums for m in (8, 7)]
         moved = sum(float((found[0][k] - found[1][k]).double().square().sum()) for k in found[0]) ** 0.5
         assert moved <= 1e-3 * (1 + 1e-4)
@@ -303,6 +307,7 @@ def test_parametrizations(compare, kind):
     elif kind == "conv":
         layer = nn.Sequential(parametrizations.weight_norm(nn.Conv1d(3, 4, 2)))
     elif kind == "gain":
+
         class Gain(nn.Module):
             def __init__(self):
                 super().__init__()

@@ -52,7 +52,8 @@ class Operation:
         self.recorder = recorder
         self.key = recorder.next_key(self.name, parameters)
 
-    def forward(self, *inputs: Tensor) -> tuple[Any, tuple[Tensor | None, ...]]:
+    def forward(self, *inputs: Any, **never: Any) -> tuple[Any, tuple[Tensor | None, ...]]:
+        """The result, and what the backward needs saved."""
         raise NotImplementedError
 
     def backward(

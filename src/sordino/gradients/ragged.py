@@ -64,8 +64,9 @@ def _getitem(recorder: Recorder, x: Tensor, index: tuple) -> bool:
         if isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8):
             return True
         if isinstance(i, slice):
-            if any([_read(recorder, end) for end in (i.start, i.stop) if isinstance(end, Tensor)]):
-                return True
+            for end in (i.start, i.stop):
+                if isinstance(end, Tensor) and _read(recorder, end):
+                    return True
         elif isinstance(i, Tensor):
             arrays.append((dim, i))
         elif i is None:

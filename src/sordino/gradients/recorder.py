@@ -49,6 +49,8 @@ METADATA = frozenset(
         Tensor.storage_offset, torch.is_floating_point, torch.is_complex, torch.numel,
     ]
 )  # fmt: skip
+
+
 class Marks:
     """A set of tensors by identity that keeps none of them alive."""
 
@@ -92,7 +94,7 @@ class Recorder(TorchFunctionMode):
         self.anchor = torch.zeros((), requires_grad=True)
         self.begin(1, nowhere)
 
-    def begin(self, n: int, sink: Callable[[Tensor, Use], None]) -> None:
+    def begin(self, n: int, sink: Callable[[Any, Use], None]) -> None:
         """Start a pass over n examples; every finished use goes to `sink`."""
         self.n = n
         self.sink = sink
@@ -268,7 +270,7 @@ class Recorder(TorchFunctionMode):
                 self.derived.pop(id(t), None)
 
 
-def nowhere(tensor: Tensor, use: Use) -> None:
+def nowhere(tensor: Any, use: Use) -> None:
     """Where uses go when nobody measures."""
 
 
@@ -287,7 +289,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def data_tensors(data: Any) -> Iterator[Tensor]:
     """The tensors of a batch: nested tuples, lists, mappings, and objects that hold tensors."""
     if hasattr(data, "keys") and not isinstance(data, dict):
-        data = {key: data[key] for key in data.keys()}  # noqa: SIM118  (a mapping by convention only)
+        data = {key: data[key] for key in data.keys()}
     for leaf in tree_flatten(data)[0]:
         if isinstance(leaf, Tensor):
             yield leaf

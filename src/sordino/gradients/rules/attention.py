@@ -49,6 +49,7 @@ def multi_head_attention_forward(
     """query (L, n, E), key and value (S, n, ·), as torch has it."""
     length, n, width = query.shape
     head = width // num_heads
+    weights: Any
     biases: Any = (None, None, None) if in_proj_bias is None else in_proj_bias.split(width)
     if not use_separate_proj_weight:
         assert in_proj_weight is not None
@@ -96,4 +97,4 @@ def multi_head_attention_forward(
     return out, weights_.mean(1) if average_attn_weights else weights_
 
 
-DECOMPOSITIONS = {F.multi_head_attention_forward: multi_head_attention_forward}
+DECOMPOSITIONS: dict[Any, Any] = {F.multi_head_attention_forward: multi_head_attention_forward}

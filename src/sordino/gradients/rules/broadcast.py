@@ -59,14 +59,16 @@ class Broadcast(Operation):
         self.shape, self.dtype = x.shape, x.dtype
         if self.name == "mul":
             return x * p, (x,)
-        return {"add": torch.add, "sub": torch.sub, "rsub": torch.rsub}[self.name](x, p), ()
+        return x + p if self.name == "add" else x - p if self.name == "sub" else p - x, ()
 
     def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
         (g,) = grads
         layout = self.recorder.layout(self.key, g)
         if layout is not None:
-            sign = -1 if self.name == "sub" else 1
-            self._record(exact(g) * exact(saved[0]) if self.name == "mul" else sign * g if sign < 0 else g, layout)
+            if self.name == "mul":
+                self._record(exact(g) * exact(saved[0]), layout)
+            else:
+                self._record(-g if self.name == "sub" else g, layout)
         if not needed[0]:
             return (None,)
         p = self.parameter.detach()
@@ -104,7 +106,7 @@ def _binary(name: str, flipped: str | None = None) -> Any:
 
 
 _add, _mul, _sub, _rsub = _binary("add", "add"), _binary("mul", "mul"), _binary("sub", "rsub"), _binary("rsub", "sub")
-RULES = {
+RULES: dict[Any, Any] = {
     **dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__], _add),
     **dict.fromkeys([torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], _mul),
     **dict.fromkeys([torch.sub, Tensor.sub, Tensor.__sub__], _sub),

@@ -120,7 +120,7 @@ def _plain(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | Non
     return bias is None or not recorder.is_batched(bias)
 
 
-RULES = {
+RULES: dict[Any, Any] = {
     torch.conv1d: conv,
     torch.conv2d: conv,
     torch.conv3d: conv,

@@ -109,5 +109,8 @@ def expand(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return out
 
 
-DERIVE = {F.embedding: constant_embedding, Tensor.expand: expand, Tensor.expand_as: expand, Tensor.repeat: expand}
-RULES = {F.embedding: embedding}
+DERIVE: dict[Any, Any] = {
+    F.embedding: constant_embedding,
+    **dict.fromkeys([Tensor.expand, Tensor.expand_as, Tensor.repeat], expand),
+}
+RULES: dict[Any, Any] = {F.embedding: embedding}

@@ -99,7 +99,8 @@ class Generic(Operation):
         layout = None
         for j in shown:
             g = grads[j]
-            found = self.recorder.layout((f"{self.name}[{j}]" if j else self.name, *self.key[1:]), g if g.dim() else g[None])
+            key = (f"{self.name}[{j}]" if j else self.name, *self.key[1:])
+            found = self.recorder.layout(key, g if g.dim() else g[None])
             layout = found if layout is None else layout
         if layout is not None:
             self._record(saved, [grads[j] for j in shown], shown, layout)
@@ -133,7 +134,7 @@ class Generic(Operation):
             own = split.parameters[i]
             if own == "row":
                 self.recorder.sink(self.rows[i], PerExample(grad.reshape(n, *self.rows[i].shape)))
-            elif own is None:
+            elif not isinstance(own, Layout):
                 self.recorder.sink(self.originals[i], PerExample(grad.reshape(n, *self.originals[i].shape)))
             else:
                 fronted = torch.stack([own.front(each, 1)[0] for each in grad])
@@ -160,8 +161,8 @@ class Generic(Operation):
                 problem = problem or error
         if not right and problem is None:
             raise PrivacyError(
-                f"{self.name} with parameter(s) {self.key[1]!r} gives an example other numbers alone than in the batch, "
-                "so it mixes examples; remove what mixes them, or set physical_batch_size=1"
+                f"{self.name} with parameter(s) {self.key[1]!r} gives an example other numbers alone than in the "
+                "batch, so it mixes examples; remove what mixes them, or set physical_batch_size=1"
             )
         if not right:
             raise self._cannot(problem)

@@ -114,7 +114,7 @@ def addmm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return Linear(recorder, weight, bias, flipped=True).apply(x)
 
 
-RULES = {
+RULES: dict[Any, Any] = {
     F.linear: linear,
     torch.matmul: matmul,
     torch.mm: matmul,

@@ -94,7 +94,7 @@ def _fused(cell: Cell, name: str) -> Callable[..., tuple[Tensor, ...]]:
                 "example; pass the padded tensor and mask the loss instead"
             )
         states = _with_batch((second,) if isinstance(second, Tensor) else tuple(second), x)
-        return _run(x, states, third, *rest, cell=cell)  # type: ignore[arg-type]
+        return _run(x, states, third, *rest, cell=cell)  # type: ignore[arg-type, misc]
 
     return run
 

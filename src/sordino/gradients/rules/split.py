@@ -74,7 +74,8 @@ def stacked(t: Tensor, part: Layout, n: int) -> Tensor:
 
 
 def whole_parameters(operation: Generic, split: Split) -> dict[int, Tensor]:
-    return {i: operation.rows[i].detach() if split.parameters[i] == "row" else p for i, p in operation.parameters.items()}
+    rows, parts = operation.rows, split.parameters
+    return {i: rows[i].detach() if parts[i] == "row" else p for i, p in operation.parameters.items()}
 
 
 def same_numbers(

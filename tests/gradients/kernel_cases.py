@@ -1,0 +1,82 @@
+"""Checks of the GPU kernels against float64; run on a GPU, and (as a script, TRITON_INTERPRET=1) by Triton's interpreter."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sordino.gradients import kernels
+
+
+def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    error = (found.double().cpu() - wanted.double().cpu()).norm() / wanted.double().cpu().norm()
+    assert error <= tolerance, f"relative error {error:.2g} > {tolerance:.2g}"
+
+
+def gram(device: str, large: bool) -> None:
+    shapes = [(3, 70, 20, 33), (2, 16, 5, 3), (4, 130, 64, 17), (2, 1, 9, 9)]
+    if large:
+        shapes += [(64, 128, 768, 3072), (16, 197, 768, 768)]
+    for (n, t, p, q), dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
+        left, right = torch.randn(n, t, p, device=device), torch.randn(n, q, t, device=device).transpose(1, 2)
+        left, right = left.to(dtype), right.to(dtype)
+        wanted = torch.bmm(left.double().transpose(1, 2), right.double()).square().sum((1, 2))
+        close(kernels.gram_norms(left, right), wanted, 2e-6)
+
+
+def convolution(device: str, large: bool) -> None:
+    cases = [
+        # n, rows each, in, out, image, kernel, stride, padding, dilation
+        (3, 2, 5, 4, (9, 7), (3, 2), (2, 1), (1, 1), (1, 2)),
+        (2, 1, 3, 17, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1)),
+        (2, 1, 20, 6, (5, 6), (1, 1), (2, 2), (0, 0), (1, 1)),
+    ]
+    if large:
+        cases += [(32, 1, 64, 64, (32, 32), (3, 3), (1, 1), (1, 1), (1, 1)),
+                  (32, 1, 128, 256, (16, 16), (3, 3), (2, 2), (1, 1), (1, 1))]  # fmt: skip
+    for n, m, cin, cout, image, kernel, stride, padding, dilation in cases:
+        x, w = torch.randn(n * m, cin, *image, device=device), torch.randn(cout, cin, *kernel, device=device)
+        g = torch.randn_like(F.conv2d(x, w, None, stride, padding, dilation))
+        wanted = []
+        for i in range(n):
+            wi = w.double().requires_grad_()
+            rows = slice(i * m, (i + 1) * m)
+            y = F.conv2d(x[rows].double(), wi, None, stride, padding, dilation)
+            wanted.append(torch.autograd.grad(y, wi, g[rows].double())[0])
+        grads = torch.stack(wanted)
+        norms = grads.flatten(1).square().sum(1)
+        for keep, exact in itertools.product((True, False), (True, False)):
+            square, out = kernels.conv_gradients(x, g, n, kernel, stride, padding, dilation, keep, exact)
+            tolerance = 2e-6 if exact or device == "cpu" else 3e-3
+            close(square, norms, tolerance)
+            assert (out is not None) == keep
+            if out is not None:
+                close(out, grads, tolerance)
+                close(square, out.double().flatten(1).square().sum(1), 2e-6)  # the norms of the very numbers kept
+
+
+def sums(device: str, large: bool) -> None:
+    for rows, length in [(5, 130), (7, 3), *([(4096, 1024)] if large else [])]:
+        g, x = (torch.randn(rows, length, device=device) for _ in range(2))
+        first, second = kernels.row_sums(g, x)
+        close(first, g.double().sum(1), 1e-5)
+        close(second, (g.double() * x.double()).sum(1), 1e-5)
+    for n, t, d in [(3, 21, 40), (2, 1, 130), *([(64, 128, 768)] if large else [])]:
+        g, x = (torch.randn(n, t, d, device=device) for _ in range(2))
+        mean, rstd = torch.randn(n * t, 1, device=device), torch.rand(n * t, 1, device=device)
+        xhat = (x.double() - mean.view(n, t, 1).double()) * rstd.view(n, t, 1).double()
+        weight, bias = kernels.layer_norm_sums(g, x, mean, rstd, n, d)
+        close(weight, (g.double() * xhat).sum(1), 1e-5)
+        close(bias, g.double().sum(1), 1e-5)
+
+
+CASES = {"gram": gram, "convolution": convolution, "sums": sums}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    CASES[sys.argv[1]]("cpu", False)
