@@ -201,6 +201,11 @@ def forget_old(folder: Path, keep: set[str]) -> None:
         shutil.rmtree(half, ignore_errors=True)
 
 
+def leftovers(folder: Path) -> bool:
+    """Whether something of the key's is still there."""
+    return any((folder / name).exists() for name in ("key", "journal")) or any(folder.glob(".key.*"))
+
+
 def erase_key(folder: Path) -> None:
     """Nobody may remove this run's noise any more."""
     for spare in folder.glob(".key.*"):  # a crash came while the key file was made

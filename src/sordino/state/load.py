@@ -28,6 +28,7 @@ from .folder import (
     Generation,
     erase_key,
     generations,
+    leftovers,
     read,
     read_seal,
     sealed_with,
@@ -79,7 +80,7 @@ def load(private: Private, folder: Path, objects: Mapping[str, Any]) -> None:
                 f"loading {folder} failed half-way ({_one_line(error)}), so this run cannot be used; call make_private "
                 "again"
             ) from error
-        if content["complete"] and lock is not None:  # a crash came between the last save and this
+        if content["complete"] and leftovers(folder):  # a crash came between the last save and this
             erase_key(folder)
         held.pop_all()
         private.folder = Folder(folder, None if content["complete"] else lock, saved.name)
