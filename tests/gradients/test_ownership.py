@@ -127,6 +127,66 @@ def test_ragged_rows_are_never_given_to_the_wrong_example(compare, how):
     compare(model, losses, (x, torch.full((n,), 2)), n, engine=engine, batches=("first", "again"))
 
 
+def test_data_that_arrives_packed_is_verified_in_every_batch(compare):
+    """(total tokens, 5) and the example of each token: right or refused."""
+    model = nn.Linear(5, 5).double()
+
+    def losses(x, owner, n):
+        return score(torch.zeros(int(n), 5, dtype=D).index_add(0, owner, model(x).tanh()))
+
+    n, x = 4, torch.randn(8, 5, dtype=D)
+    engine = engine_of(model)
+    count = torch.tensor(n)
+
+    def found(owner):
+        return engine.clipped_sums(losses, (x, torch.tensor(owner), count), n, n, Euclidean(), Clipping(0.1))
+
+    owner = [0, 0, 1, 1, 2, 2, 3, 3]
+    for _ in range(2):
+        got = found(owner)
+    sums, norms = torch.zeros(5, 5, dtype=D), []
+    for i in range(n):
+        mine = torch.tensor(owner) == i
+        g = torch.autograd.grad(losses(x[mine], torch.zeros(2, dtype=torch.long), 1).sum(), [*model.parameters()])
+        norms.append(torch.cat([t.flatten() for t in g]).norm())
+        sums += g[0] * min(1, 0.1 / float(norms[-1]))
+    torch.testing.assert_close(got.norms, torch.stack(norms))
+    torch.testing.assert_close(got.sums["weight"], sums)
+    with pytest.raises(PrivacyError, match="own rows"):
+        found([0, 0, 0, 1, 2, 2, 3, 3])
+
+
+def test_what_was_read_once_does_not_slow_down_later_batches(compare):
+    """With two examples, reading two lengths might be one each; with eight it is not."""
+    model = nn.Linear(5, 3).double()
+    calls = []
+
+    def losses(x, lengths):
+        calls.append(1)
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        return score(model(x[:, :longest]).tanh()) + shortest
+
+    engine = None
+    for n in (8, 2, 8):
+        x, lengths = torch.randn(n, 4, 5, dtype=D), torch.full((n,), 3)
+        engine = engine or engine_of(model)
+        engine.clipped_sums(losses, (x, lengths), n, n, Euclidean(), Clipping(1.0))
+    calls.clear()
+    engine.clipped_sums(losses, (x, lengths), n, n, Euclidean(), Clipping(1.0))
+    assert len(calls) == 1
+
+
+def test_nested_tensors_are_refused_by_name():
+    model = nn.Linear(5, 3)
+
+    def losses(x):
+        nested = torch.nested.as_nested_tensor([row[: i + 1] for i, row in enumerate(x)])
+        return model(nested).to_padded_tensor(0.0).flatten(1).sum(1)
+
+    with pytest.raises(Unsupported, match="weight.*nested"):
+        engine_of(model).clipped_sums(losses, (torch.randn(4, 4, 5),), 4, 4, Euclidean(), Clipping(1.0))
+
+
 def test_examples_sorted_by_the_data_are_refused_when_they_move(compare):
     model = nn.Linear(5, 5).double()
 

@@ -118,7 +118,7 @@ class Engine:
 
     def _forward(self, losses: Losses, data: Any, rows: int) -> Tensor:
         recorder = self.recorder
-        recorder.mark_data(data)
+        recorder.mark_data(data, rows)
         with torch.enable_grad(), recorder:
             value = call(losses, data)
         recorder.check_data()

@@ -106,6 +106,7 @@ class Layouts:
 
     def new_batch(self) -> None:
         self.now.clear()
+        self.loose.clear()
 
     def find(self, key: Key, g: Tensor, n: int) -> Layout | None:
         """Where the examples lie in g, the gradient that arrived at a use; None if there is nothing to record."""

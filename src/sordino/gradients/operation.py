@@ -67,6 +67,11 @@ class Operation:
                 f"{self.name} uses parameter(s) {self.key[1]!r} inside torch.func.vmap or torch.func.grad, where a "
                 "private step cannot follow it; write the batch dimension out, or set physical_batch_size=1"
             )
+        if any(x.is_nested for x in inputs):
+            raise Unsupported(
+                f"{self.name} with parameter(s) {self.key[1]!r} is given a nested tensor, whose rows cannot be told "
+                "apart by example; pass a padded tensor and mask the loss instead"
+            )
         with torch._C.DisableTorchFunction():
             out = Tap.apply(self.recorder.anchor, self, *inputs)
         if isinstance(out, Tensor) and out.dtype == torch.float16:

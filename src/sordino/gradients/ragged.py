@@ -4,6 +4,8 @@ After one of them (padding taken out, examples sorted by length, tokens routed t
 experts) an example's place is no longer a matter of shapes: what was verified in
 one batch says nothing about the next. From then on in the same forward, every
 layout is verified anew in every batch (`Layouts.loose`). Slow, but never wrong.
+The same holds for data that arrives packed: a tensor without a dimension of one
+row an example.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ def _both(*names: str) -> frozenset[Any]:
     return frozenset(f for f in found if f is not None)
 
 
-ALWAYS = _both("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive")
+ALWAYS = _both(
+    "nonzero", "argwhere", "masked_select", "masked_scatter", "unique", "unique_consecutive", "_pack_padded_sequence"
+)
 READS = frozenset([Tensor.tolist, Tensor.numpy])  # all numbers at once
 SCALARS = frozenset([Tensor.item, Tensor.__int__, Tensor.__index__])  # one number
 INDEXED = _both("index_select", "gather", "take_along_dim", "index_copy", "index_add", "scatter", "scatter_add")
 REPEATS = _both("repeat_interleave")
-WATCHED = ALWAYS | READS | SCALARS | INDEXED | REPEATS | {Tensor.__getitem__}
+SORTS = _both("sort")
+WATCHED = ALWAYS | READS | SCALARS | INDEXED | REPEATS | SORTS | {Tensor.__getitem__, torch.where}
 
 
 def chooses_rows(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> bool:
@@ -40,6 +45,11 @@ def chooses_rows(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> bo
         return not args[0].is_floating_point()
     if func in REPEATS:
         return any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
+    if func is torch.where:
+        return len(args) + len(kwargs) == 1
+    if func in SORTS:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+        return not isinstance(dim, int) or _may_hold_examples(recorder, args[0], dim)
     if func in INDEXED:
         dim, index = kwargs.get("dim", args[1] if len(args) > 1 else 0), kwargs.get("index", args[-1])
         if isinstance(index, int) and isinstance(dim, Tensor):  # take_along_dim(x, index, dim)

@@ -116,10 +116,11 @@ class Recorder(TorchFunctionMode):
 
     # -- what a tensor is ---------------------------------------------------------------
 
-    def mark_data(self, data: Any) -> None:
+    def mark_data(self, data: Any, rows: int) -> None:
         """The tensors of the batch itself."""
         for tensor in data_tensors(data):
             self.batched.add(tensor)
+            self.ragged = self.ragged or (tensor.dim() > 0 and rows not in tensor.shape)
             self.versions.append((weakref.ref(tensor), tensor._version))
 
     def check_data(self) -> None:

@@ -202,5 +202,5 @@ def batch_norm(
     return _affine(F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps), weight, bias)
 
 
-RULES = {F.layer_norm: layer_norm, F.group_norm: group_norm}
-DECOMPOSITIONS = {F.rms_norm: rms_norm, F.instance_norm: instance_norm, F.batch_norm: batch_norm}
+RULES: dict[Any, Any] = {F.layer_norm: layer_norm, F.group_norm: group_norm}
+DECOMPOSITIONS: dict[Any, Any] = {F.rms_norm: rms_norm, F.instance_norm: instance_norm, F.batch_norm: batch_norm}
