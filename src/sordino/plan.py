@@ -187,6 +187,9 @@ def plan(
             raise SordinoError(f"delta={delta!r} is given twice; leave it to the budget ({budget.delta:g})")
         _warn_delta(budget.delta, examples)
         sigma = calibrate(strategy, sampler, budget, parameters=parameters, accountant=accountant)
+        planned = Plan(budget, schedule, strategy, sampler, sigma, parameters or None, accountant)
+        _warn_reach(planned)
+        return planned
     else:
         sigma = number("noise_multiplier", noise_multiplier, at_least=0.0)
         report_at = min(1e-5, 0.1 / examples) if delta is None else number("delta", delta, above=0.0, below=1.0)
@@ -201,6 +204,19 @@ def _warn_delta(delta: float, examples: int) -> None:
         warnings.warn(
             f"delta={delta:g} is not below 1/N = {1 / examples:.3g}: publishing an example at random would do; "
             f"use at most {0.1 / examples:.1g}",
+            SordinoWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_reach(planned: Plan) -> None:
+    """Where the noise's finite reach decides, a small δ buys noise and not ε: nobody should have to guess why."""
+    epsilon, wanted = planned.account().epsilon, planned.budget.epsilon
+    if math.isfinite(wanted) and epsilon < 0.9 * wanted:
+        warnings.warn(
+            f"delta={planned.delta:g} is so small for {planned.parameters} parameters and {planned.steps} steps that "
+            f"the noise's finite reach (7.5 standard deviations) decides: noise multiplier {planned.noise_multiplier:.4g} "
+            f"and epsilon {epsilon:.3g} instead of {wanted:g}; a larger delta would need less",
             SordinoWarning,
             stacklevel=3,
         )

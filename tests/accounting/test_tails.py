@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from sordino import Budget
 from sordino.accounting import gaussian_delta
 from sordino.accounting.tails import R_MAX, first_order, log_kept, lost_mass, pair_loss
+from sordino.budget import SordinoWarning
 from sordino.plan import plan
 
 
@@ -129,7 +130,8 @@ def test_the_tail_is_inside_delta(sampling: str) -> None:
 
 def test_a_huge_epsilon_still_calibrates_but_to_noise_wide_enough_for_one_entry() -> None:
     """Noise that ends at 7.5 σ cannot be (100, 1e-6)-DP at σ = .1, whatever the unbounded formula says."""
-    p = plan(Budget(100, 1e-6), examples=100, batch_size=100, epochs=1, sampling="fixed-order", parameters=1000)
+    with pytest.warns(SordinoWarning, match="finite reach.*a larger delta"):
+        p = plan(Budget(100, 1e-6), examples=100, batch_size=100, epochs=1, sampling="fixed-order", parameters=1000)
     bare = plan(Budget(100, 1e-6), examples=100, batch_size=100, epochs=1, sampling="fixed-order")
     assert p.noise_multiplier > 2 * bare.noise_multiplier
     assert 15 < p.guarantee().epsilon < 100

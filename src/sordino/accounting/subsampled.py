@@ -3,7 +3,7 @@
 Two accountants, both from dp-accounting: `pld` composes the privacy loss distribution,
 discretised so that every rounding is pessimistic (connect the dots), and is tight; `rdp`
 composes Rényi divergences, and is looser but holds at any δ, however small. The FFT of a PLD
-carries rounding errors of about 1e-13, so `pld` gives away ``FFT_ERROR`` of δ, and where δ is not
+carries rounding errors of up to a few 1e-12, so `pld` gives away ``FFT_ERROR`` of δ, and where δ is not
 well above that it answers with `rdp`. Adjacency is add/remove, both directions.
 
 **Discretisation.** Connecting the dots with spacing h adds at most h²/6 to the variance s² of one step's
@@ -30,7 +30,8 @@ from .tails import lost_mass
 FFT_ERROR = 1e-11
 SMALLEST_DELTA = 1e-9  # below this, RDP answers
 FINE, COARSE = 40, 8  # grid points per standard deviation of one step's loss
-LARGEST_GRID, LARGEST_COMPOSED = 400_000, 4_000_000  # points of the distribution of one step, and of all
+# Points of the distribution of one step (which the library builds one by one), and of all steps.
+LARGEST_GRID, LARGEST_COARSE_GRID, LARGEST_COMPOSED = 200_000, 40_000, 4_000_000
 
 
 class PoissonAccountant(Accountant):
@@ -171,7 +172,8 @@ def _spacing(q: float, sigma: float, steps: int, points: int) -> float:
     deviation = math.sqrt(max(float(weight @ np.square(loss - mean)), 1e-24))
     width = float(loss[-1] - loss[0])
     composed = 24 * deviation * math.sqrt(steps)
-    return max(min(deviation, 1.0) / points, width / LARGEST_GRID, composed / LARGEST_COMPOSED, 1e-9)
+    largest = LARGEST_GRID if points >= FINE else LARGEST_COARSE_GRID
+    return max(min(deviation, 1.0) / points, width / largest, composed / LARGEST_COMPOSED, 1e-9)
 
 
 @lru_cache(maxsize=16)
