@@ -215,7 +215,7 @@ def _warn_reach(planned: Plan) -> None:
     if math.isfinite(wanted) and epsilon < 0.9 * wanted:
         warnings.warn(
             f"delta={planned.delta:g} is so small for {planned.parameters} parameters and {planned.steps} steps that "
-            f"the noise's finite reach (7.5 standard deviations) decides: noise multiplier {planned.noise_multiplier:.4g} "
+            f"the noise's finite reach (7.5 deviations) decides: noise multiplier {planned.noise_multiplier:.4g} "
             f"and epsilon {epsilon:.3g} instead of {wanted:g}; a larger delta would need less",
             SordinoWarning,
             stacklevel=3,
