@@ -407,6 +407,39 @@ def test_a_parameter_written_during_the_forward_is_refused():
         engine_of(model).clipped_sums(losses, (torch.randn(4, 5),), 4, 4, Euclidean(), Clipping(1.0))
 
 
+def test_derivatives_inside_losses(compare):
+    """With respect to the data they are welcome (adversarial examples) and leave nothing behind."""
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+    def adversarial(x):
+        x = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(score(model(x)).sum(), x)
+        return score(model(x.detach() + 0.1 * g.sign()))
+
+    compare(model, adversarial, (torch.randn(4, 5, dtype=D),), 4)
+
+
+def test_second_derivatives_inside_losses_are_refused_but_for_single_examples():
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+    def penalty(x):
+        x = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(score(model(x)).sum(), x, create_graph=True)
+        return score(model(x)) + g.square().sum(1)
+
+    def own_gradient(x):
+        value = score(model(x))
+        g = torch.autograd.grad(value.sum(), list(model.parameters()), retain_graph=True)
+        return value + g[0].square().sum()
+
+    for losses, words in ((penalty, "create_graph"), (own_gradient, "'0.weight'")):
+        engine = engine_of(model)
+        x = torch.randn(4, 5, dtype=D)
+        with pytest.raises(Unsupported, match=f"{words}.*physical_batch_size=1"):
+            engine.clipped_sums(losses, (x,), 4, 4, Euclidean(), Clipping(1.0))
+        engine.clipped_sums(losses, (x[:1],), 1, 1, Euclidean(), Clipping(1.0))
+
+
 class Holder:
     def __init__(self, x, y):
         self.x, self.y = x, y

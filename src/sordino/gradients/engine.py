@@ -127,6 +127,7 @@ class Engine:
     def _backward(self, value: Tensor, cotangent: Tensor) -> None:
         recorder = self.recorder
         with without_autocast(recorder.device), recorder:
+            recorder.collecting = True
             passed = backward(value, cotangent, recorder.anchor, list(self.parameters.values()), self.reentrant)
         unseen = [name for name, g in zip(self.parameters, passed, strict=True) if g is not None]
         if unseen:

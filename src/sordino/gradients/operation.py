@@ -28,6 +28,11 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise Unsupported(
+                f"losses differentiates a derivative (create_graph=True, a gradient penalty say) through "
+                f"{ctx.operation.name} with parameter(s) {ctx.operation.key[1]!r}; only physical_batch_size=1 can"
+            )
         saved = ctx.saved_tensors  # outside the guard: an activation checkpoint recomputes here
         with torch._C.DisableTorchFunction(), torch.no_grad():
             return None, None, *ctx.operation.backward(saved, grads, ctx.needs_input_grad[2:])

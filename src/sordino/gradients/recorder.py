@@ -105,6 +105,7 @@ class Recorder(TorchFunctionMode):
         self.expected: dict[int, int] = {}  # uses recorded by the forward, by parameter
         self.has_derived: set[str] = set()
         self.half = False  # whether anything was computed in float16
+        self.collecting = False  # whether this is the backward of the losses themselves
         self.arrived: set[str] = set()  # parameters (as keys name them) that some gradient reached, zero or not
         self.ragged = False
         self.reads = 0  # how many integers of the batch were read out
@@ -182,7 +183,10 @@ class Recorder(TorchFunctionMode):
         self.expected[id(tensor)] = self.expected.get(id(tensor), 0) + 1
 
     def layout(self, key: Key, g: Tensor) -> Layout | None:
-        """Where the examples lie in g; None when there is nothing to record (a zero gradient, or a probe)."""
+        """Where the examples lie in g; None when there is nothing to record (a zero gradient, a probe, or a
+        derivative that losses takes for itself)."""
+        if not self.collecting:
+            return None
         self.arrived.add(key[1])
         return self.layouts.find(key, g, self.n)
 
@@ -195,7 +199,10 @@ class Recorder(TorchFunctionMode):
     # -- operations ---------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in METADATA or func in TRANSPARENT:
+        if func in METADATA:
+            return func(*args, **(kwargs or {}))
+        if func in TRANSPARENT:
+            self._refuse_weights(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
         names, derived, marks, foreign = self.names, self.derived, self.batched.refs, self.foreign.refs
         parameters = batched = False
@@ -227,6 +234,17 @@ class Recorder(TorchFunctionMode):
                 if leaf.requires_grad:
                     self.foreign.add(leaf)
         return out
+
+    def _refuse_weights(self, func: Any, args: tuple, kwargs: dict) -> None:
+        """Inside losses, weights have no gradient to ask for."""
+        wanted = kwargs.get("inputs", args[1] if len(args) > 1 else ())
+        if func is torch.autograd.grad and not self.collecting:
+            for tensor in _tensors(wanted):
+                if self.is_parameter(tensor):
+                    raise Unsupported(
+                        f"losses asks torch.autograd.grad for the gradient of parameter {self.name_of(tensor)!r}; only "
+                        "physical_batch_size=1 can do that"
+                    )
 
     def _follow(self, func: Any, args: tuple, kwargs: dict | None, out: Any) -> None:
         """What came out of an operation on batched tensors is batched."""
