@@ -25,7 +25,7 @@ def points(n: int = 24, features: int = 5, classes: int = 3, seed: int = 0) -> T
     return TensorDataset(x, torch.randint(0, classes, (n,), generator=generator))
 
 
-def mlp(features: int = 5, hidden: int = 8, classes: int = 3, seed: int = 0, extra: nn.Module | None = None) -> nn.Module:
+def mlp(features: int = 5, hidden: int = 8, classes: int = 3, seed: int = 0, extra: Any = None) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         middle = [nn.Tanh()] if extra is None else [nn.Tanh(), extra]
@@ -71,7 +71,8 @@ def each_alone(model: nn.Module, losses: Any, data: tuple[Tensor, ...]) -> list[
     for i in range(len(data[0])):
         value = losses(*(t[i : i + 1] for t in data))
         found = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)
-        out.append({n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), found)})
+        pairs = zip(parameters.items(), found, strict=True)
+        out.append({name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs})
     return out
 
 

@@ -137,7 +137,12 @@ class Source:
             return examples(self.dataset, self.each, repeats, Job(0, tuple(int(i) for i in indices), token))
 
     def collated(
-        self, indices: Sequence[int], samples: list[Any] | None, positions: Sequence[int], token: bytes, place: int | None
+        self,
+        indices: Sequence[int],
+        samples: list[Any] | None,
+        positions: Sequence[int],
+        token: bytes,
+        place: int | None,
     ) -> Any:
         """The examples at `positions` of a step's indices as one batch on the device."""
         if samples is None:

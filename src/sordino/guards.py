@@ -96,10 +96,15 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def no_scaler() -> Iterator[None]:
-    """An external GradScaler inside `losses` is refused: its factor would be clipped away, then divided out."""
+def losses_only() -> Iterator[None]:
+    """While `losses` runs, it may neither scale what it returns nor call backward.
+
+    An external GradScaler's factor would be clipped away, then divided out; a backward would put the raw gradient
+    into p.grad.
+    """
     scaler: Any = torch.amp.GradScaler
-    original, thread = scaler.scale, threading.get_ident()
+    autograd: Any = torch.autograd
+    original, backward, thread = scaler.scale, autograd.backward, threading.get_ident()
 
     def scale(self: Any, outputs: Any) -> Any:
         if self.is_enabled() and threading.get_ident() == thread:
@@ -109,11 +114,19 @@ def no_scaler() -> Iterator[None]:
             )
         return original(self, outputs)
 
-    scaler.scale = scale
+    def no_backward(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise PrivacyError(
+                "losses called backward() itself, which would leave the raw gradient in p.grad; return the losses, one "
+                "per example, and leave the backward pass to private.backward"
+            )
+        return backward(*args, **kwargs)
+
+    scaler.scale, autograd.backward = scale, no_backward
     try:
         yield
     finally:
-        scaler.scale = original
+        scaler.scale, autograd.backward = original, backward
 
 
 def refuse_raw_gradients(parameters: Mapping[str, Tensor]) -> None:
@@ -123,6 +136,6 @@ def refuse_raw_gradients(parameters: Mapping[str, Tensor]) -> None:
             for q in parameters.values():
                 q.grad = None
             raise PrivacyError(
-                f"losses left a gradient in parameter {name!r}: it called backward() itself; return the losses, one "
-                "per example, and leave the backward pass to private.backward"
+                f"losses left a gradient in parameter {name!r}; p.grad may hold nothing but the private gradient: "
+                "return the losses, one per example, and write nothing there"
             )

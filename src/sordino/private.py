@@ -44,7 +44,7 @@ from .geometry import geometry as build_geometry
 from .gradients.check import CheckReport, check, still_zero
 from .gradients.clipping import Clipping
 from .gradients.engine import Engine, Losses, check_model, without_autocast
-from .guards import Buffers, no_scaler, refuse_raw_gradients
+from .guards import Buffers, losses_only, refuse_raw_gradients
 from .journal import Journal
 from .noise import CorrelatedNoise, Keys, Stream
 from .plan import Plan, plan
@@ -362,7 +362,7 @@ class Private:
         """`losses`, refused if it scales its losses or computes gradients of its own."""
 
         def run(*args: Any, **kwargs: Any) -> Tensor:
-            with no_scaler():
+            with losses_only():
                 value = losses(*args, **kwargs)
             refuse_raw_gradients(self.parameters)
             return value
