@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ def spent(log: Path) -> list[tuple[int, int, float]]:
 def never_less(log: Path) -> None:
     """In the order in which it was said, over all attempts: steps released and ε never go down."""
     said = spent(log)
+    assert all(math.isfinite(epsilon) for _, _, epsilon in said) and said[-1][2] > 0
     assert all(a[1] <= b[1] and a[2] <= b[2] for a, b in zip(said, said[1:], strict=False))
 
 

@@ -63,7 +63,7 @@ def make(**options: Any) -> Run:
     optimizer = kind(model.parameters(), lr=options.pop("lr", 0.05))
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 8], gamma=0.5)
     settings: dict[str, Any] = {
-        "noise_multiplier": 1.0, "delta": 1e-5, "batch_size": 16, "epochs": 3, "seed": 3, "noise": "lambda-cgd:0.9",
+        "noise_multiplier": 10.0, "delta": 1e-5, "batch_size": 16, "epochs": 3, "seed": 3, "noise": "lambda-cgd:0.9",
         "sampling": "fixed-order",
     }  # fmt: skip
     return Run(model, optimizer, schedule, sordino.make_private(model, optimizer, data, **{**settings, **options}))

@@ -22,7 +22,7 @@ fails half-way, the `Private` refuses all further use.
 from __future__ import annotations
 
 from .folder import Folder, has_save
-from .load import load
-from .save import configuration, digest, save
+from .loading import load
+from .saving import configuration, digest, save
 
 __all__ = ["Folder", "configuration", "digest", "has_save", "load", "save"]

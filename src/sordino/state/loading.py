@@ -33,7 +33,7 @@ from .folder import (
     read_seal,
     sealed_with,
 )
-from .save import check_objects, configuration, digest
+from .saving import check_objects, configuration, digest
 from .values import unpack
 
 if TYPE_CHECKING:
