@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..gradients.uses import Derived, PerExample, Rows, Use, add
+from .norms import squares
 
 if TYPE_CHECKING:
     from ..gradients.recorder import Recorder
@@ -40,7 +41,7 @@ class Geometry(ABC):
         """‖ĝ_i‖² of one parameter, (n,), and the uses to keep for the sum."""
 
     def into(self, name: str, total: Tensor) -> Tensor:
-        """g ↦ ĝ."""
+        """g ↦ ĝ, for one gradient of a parameter's shape or a stack of them."""
         return total
 
     def back(self, name: str, update: Tensor) -> Tensor:
@@ -57,11 +58,19 @@ class Geometry(ABC):
         return self.name
 
 
-class Meter:
-    """The uses of one physical batch, by parameter."""
+JOINT = ""  # the label of the small parameters' common norm
+SMALL = 2**14  # numbers of a parameter up to which it may be measured together with others
 
-    def __init__(self, geometry: Geometry, recorder: Recorder, n: int) -> None:
-        self.geometry, self.recorder, self.n = geometry, recorder, n
+
+class Meter:
+    """The uses of one physical batch, by parameter.
+
+    With `joint`, the many small gradients a model has (biases, norm layers) are laid side by side and measured and
+    summed in one go, under the label `JOINT`: for clipping by one norm over all parameters that is all it takes.
+    """
+
+    def __init__(self, geometry: Geometry, recorder: Recorder, n: int, joint: bool = False) -> None:
+        self.geometry, self.recorder, self.n, self.joint = geometry, recorder, n, joint
         self.reset()
 
     def reset(self) -> None:
@@ -71,6 +80,8 @@ class Meter:
         self.uses: dict[str, list[Use]] = {name: [] for name in recorder.parameters}
         self.derived: dict[int, tuple[Tensor, list[Use]]] = {}
         self.norms: dict[str, Tensor] = {}
+        self.small: list[str] = []  # parameters measured together
+        self.side_by_side: Tensor | None = None  # their gradients in coordinates, (n, numbers of all)
         self.stale: set[str] = set()  # measured, then used again (a checkpoint that recomputes)
 
     def add(self, tensor: Tensor, use: Use) -> None:
@@ -80,6 +91,8 @@ class Meter:
             self.derived.setdefault(id(tensor), (tensor, []))[1].append(use)
             return
         self._append(name, use)
+        if self.joint and isinstance(use, PerExample) and use.each() <= SMALL:
+            return
         if self.recorder.expected.get(id(tensor)) == len(self.uses[name]) and name not in self.recorder.has_derived:
             self._measure(name)
 
@@ -97,12 +110,35 @@ class Meter:
         for tensor, uses in self.derived.values():
             self._resolve(tensor, uses)
         self.derived.clear()
+        if self.joint and self.side_by_side is None:
+            self._measure_jointly()
         for name, uses in self.uses.items():
             if uses and (name not in self.norms or name in self.stale):
                 self._measure(name)
-            elif not uses:
+            elif not uses and name not in self.small:
                 self.norms[name] = torch.zeros(self.n, device=self.recorder.device)
         return self.norms
+
+    def _measure_jointly(self) -> None:
+        """Move the uses of small parameters with one use each into one matrix."""
+        grads: dict[str, Tensor] = {}
+        for name, uses in self.uses.items():
+            if (
+                len(uses) == 1
+                and isinstance(uses[0], PerExample)
+                and uses[0].each() <= SMALL
+                and name not in self.norms
+            ):
+                grads[name] = uses[0].grad
+        dtypes = {g.dtype for g in grads.values()}
+        if len(grads) < 2 or len(dtypes) > 1:
+            return
+        self.small = list(grads)
+        rows = [self.geometry.into(name, grad).reshape(self.n, -1) for name, grad in grads.items()]
+        self.side_by_side = torch.cat(rows, 1)
+        self.norms[JOINT] = squares(self.side_by_side)
+        for name in self.small:
+            self.uses[name] = []
 
     def true_norms(self) -> dict[str, Tensor]:
         """‖ĝ_i‖² by parameter, the scale taken out."""
@@ -138,4 +174,12 @@ class Meter:
                 total = total + use.weighted_sum(w)
             out[name] = self.geometry.into(name, total)
             self.uses[name] = []
+        if self.side_by_side is not None:
+            w = weights[JOINT] / self.scale if self.scale != 1.0 else weights[JOINT]
+            rows = PerExample(self.side_by_side) if keep is None else PerExample(self.side_by_side[keep])
+            total = rows.weighted_sum(w if keep is None else w[keep])
+            shapes = [self.recorder.parameters[name].shape for name in self.small]
+            parts = total.split([shape.numel() for shape in shapes])
+            out.update({n: part.view(shape) for n, part, shape in zip(self.small, parts, shapes, strict=True)})
+            self.side_by_side = None
         return out

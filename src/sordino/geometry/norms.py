@@ -79,16 +79,16 @@ def margin(spread: Tensor) -> Tensor:
 
 def gram(left: Tensor, right: Tensor) -> Tensor:
     """Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩ for (n, T, p) and (n, T, q), with its margin."""
-    safe = margin(lengths(left) * lengths(right))
     if left.device.type == "cuda" and kernels_for(left, right):
         from ..gradients.kernels import gram_norms
 
-        return gram_norms(left, right).clamp_(min=0).add_(safe)
+        return gram_norms(left, right, 4 * torch.finfo(torch.float32).eps)
     left, right = exact(left), exact(right)
     with full_precision(left.device):
         a = torch.bmm(left, left.transpose(1, 2))
         b = torch.bmm(right, right.transpose(1, 2))
-    return a.mul_(b).sum((1, 2)).clamp_(min=0).add_(safe)
+    a.mul_(b)
+    return a.sum((1, 2)).clamp_(min=0) + margin(a.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt())
 
 
 def gram_is_cheaper(length: int, p: int, q: int) -> bool:

@@ -35,14 +35,16 @@ def is_reentrant(value: Tensor) -> bool:
 
 @contextmanager
 def grads_put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
-    before = [t.grad for t in tensors]
-    for t in tensors:
-        t.grad = None
+    with torch._C.DisableTorchFunction():  # else the recorder would look at every access
+        before = [t.grad for t in tensors]
+        for t in tensors:
+            t.grad = None
     try:
         yield
     finally:
-        for t, grad in zip(tensors, before, strict=True):
-            t.grad = grad
+        with torch._C.DisableTorchFunction():
+            for t, grad in zip(tensors, before, strict=True):
+                t.grad = grad
 
 
 def backward(
@@ -64,4 +66,5 @@ def backward(
         if reentrant:
             return [t.grad for t in leaves]
         grads = grads[len(grads) - len(leaves) :]
-        return [g if g is not None else t.grad for g, t in zip(grads, leaves, strict=True)]
+        with torch._C.DisableTorchFunction():
+            return [g if g is not None else t.grad for g, t in zip(grads, leaves, strict=True)]

@@ -167,7 +167,8 @@ class Engine:
         """Σ_i of the clipped gradients of n examples (rows = n · augmentations), in the geometry's coordinates."""
         if n == 1:
             return self._single(losses, data, rows, geometry, clipping)
-        meter = Meter(geometry, self.recorder, n)
+        joint = clipping.style != "layer-wise" and not self.watch_reached
+        meter = Meter(geometry, self.recorder, n, joint)
         try:
             value = self.measure(losses, data, n, rows, meter, scaled=True)
             with torch.no_grad(), without_autocast(self.recorder.device):
@@ -189,7 +190,7 @@ class Engine:
         if bad:
             weights = {name: torch.where(finite, w, 0.0) for name, w in weights.items()}
         if bad == meter.n:
-            meter.uses.clear()
+            meter.reset()
             sums: dict[str, Tensor] = {}
         else:
             sums = meter.sums(weights, finite if bad else None)

@@ -58,7 +58,7 @@ def _half(x, n, i, j, T, P, stride_n, stride_t, stride_p, BT: tl.constexpr, BK: 
 
 @triton.jit
 def _gram_kernel(
-    left, right, out, T, P, Q, ln, lt, lp, rn, rt, rq, PAIRS,
+    left, right, out, T, P, Q, ln, lt, lp, rn, rt, rq, PAIRS, margin,
     BT: tl.constexpr, BK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
     n, pair = tl.program_id(0), tl.program_id(1)
@@ -68,16 +68,26 @@ def _gram_kernel(
     i = pair - j * (j + 1) // 2
     a = _half(left, n, i, j, T, P, ln, lt, lp, BT, BK, LEFT)
     b = _half(right, n, i, j, T, Q, rn, rt, rq, BT, BK, RIGHT)
-    twice = tl.where(i == j, 1.0, 2.0)
-    tl.store(out + n.to(tl.int64) * PAIRS + pair, tl.sum(a * b) * twice)
+    found = tl.sum(a * b)
+    if i == j:  # ‖l_t‖‖r_t‖ stands on the diagonals
+        t = tl.arange(0, BT)
+        product = tl.sum(tl.where(t[:, None] == t[None, :], a * b, 0.0), 1)
+        spread = tl.sum(tl.sqrt(tl.maximum(product, 0.0)))
+        found = found + margin * spread * spread
+    else:
+        found = 2.0 * found
+    tl.store(out + n.to(tl.int64) * PAIRS + pair, found)
 
 
 def _precision(tensor: Tensor) -> str:
     return "tf32x3" if tensor.dtype == torch.float32 else "ieee"
 
 
-def gram_norms(left: Tensor, right: Tensor) -> Tensor:
-    """(n, T, p), (n, T, q) -> (n,); any strides."""
+def gram_norms(left: Tensor, right: Tensor, margin: float = 0.0) -> Tensor:
+    """(n, T, p), (n, T, q) -> (n,); any strides. At least margin · (Σ_t ‖l_t‖‖r_t‖)² is added.
+
+    That is done tile by tile: (Σ over k tiles)² ≤ k · Σ of their squares.
+    """
     n, length, p = left.shape
     block = power_of_two(length, 16, 64)
     tiles = triton.cdiv(length, block)
@@ -85,7 +95,7 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
     out = torch.empty(n, pairs, device=left.device, dtype=torch.float32)
     _gram_kernel[(n, pairs)](
         left, right, out, length, p, right.shape[2], *left.stride(), *right.stride(), pairs,
-        BT=block, BK=32, LEFT=_precision(left), RIGHT=_precision(right), num_warps=4, num_stages=3,
+        margin * tiles, BT=block, BK=32, LEFT=_precision(left), RIGHT=_precision(right), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.sum(1)
 
