@@ -61,7 +61,7 @@ def load(private: Private, folder: Path, objects: Mapping[str, Any]) -> None:
             raise StateError(f"no save in {folder} can be used ({damage[0]}); restore it from a copy")
         content = _content(saved, folder, keys is not None, damage)
         _same_configuration(saved.state["configuration"], configuration(private))
-        _check_fits(private, content, objects)
+        _check_fits(private, folder / saved.name, content, objects)
         if content["complete"]:
             journal = None
         else:
@@ -208,7 +208,7 @@ def _same_seed(private: Private, keys: Keys) -> None:
         raise StateError("seed is not the one that the run was saved with; resume with that one")
 
 
-def _check_fits(private: Private, content: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+def _check_fits(private: Private, place: Path, content: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
     """Everything that can be known before anything is changed."""
     missing = sorted(set(content["objects"]) ^ set(objects))
     if missing:
@@ -227,7 +227,7 @@ def _check_fits(private: Private, content: Mapping[str, Any], objects: Mapping[s
     noise = CorrelatedNoise(Keys.from_seed(0), private.plan.strategy)
     noise.load_state_dict(content["noise"])
     if not 0 <= content["step"] <= private.steps or (content["step"] == private.steps) != content["complete"]:
-        raise StateError(f"the run was saved after step {content['step']} of {private.steps}; the save is damaged")
+        raise StateError(f"{place} is damaged: it was made after step {content['step']} of {private.steps}")
 
 
 def _kind(state: Mapping[str, Any], name: str) -> str:

@@ -146,10 +146,10 @@ def digest(parameters: Mapping[str, Tensor]) -> str:
 def _take(private: Private, folder: Path) -> None:
     """The key gets its file and its lock, the journal its file."""
     _clear_for(folder)
-    write_text(folder / "starting", "a first save that is not whole yet; if this stays, the folder can be used again\n")
-    sync(folder)
     taken = Folder(folder)
     private.folder = taken
+    write_text(folder / "starting", "a first save that is not whole yet; if this stays, the folder can be used again\n")
+    sync(folder)
     if private.step == private.steps:  # the key is destroyed already, nothing is left to journal
         taken.complete = True
         return
@@ -173,12 +173,14 @@ def _clear_for(folder: Path) -> None:
 
 def _give_back(private: Private, folder: Path) -> None:
     """The first save failed: the run goes on in memory, as before."""
-    private.folder.close()
-    private.folder = None
+    taken, private.folder = private.folder, None
     private.journal.forget_file()
-    for name in ("journal", "starting"):
-        remove(folder / name)
-    Keys.erase(folder / "key")
+    if taken.lock is not None:
+        remove(folder / "journal")
+        Keys.erase(folder / "key")
+        taken.close()
+    if not (folder / "key").exists():  # else somebody else took the folder at the same moment
+        remove(folder / "starting")
 
 
 def finish(private: Private, folder: Path) -> None:
