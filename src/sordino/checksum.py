@@ -28,21 +28,20 @@ class Checksum:
     """A function of (step, noise scale, sums) under one sub-key."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self._mac = hmac.new(key, digestmod=hashlib.sha256)  # tells nothing of the key when it is shown
         self._tables: dict[torch.device, Tensor] = {}
 
     def __call__(self, step: int, scale: float, sums: Mapping[str, Tensor]) -> str:
         flat = {name: sums[name].detach().reshape(-1) for name in sorted(sums)}
         shape = [[name, list(sums[name].shape), str(t.dtype), t.device.type] for name, t in flat.items()]
         about = json.dumps([step, float(scale).hex(), shape]).encode()
-        return hmac.new(self._key, b"sum\0" + about + b"\0" + self._hash(flat), hashlib.sha256).hexdigest()[:16]
+        return self._keyed(b"sum\0" + about + b"\0" + self._hash(flat)).hex()[:16]
 
     def _hash(self, flat: Mapping[str, Tensor]) -> bytes:
         """128 bits of all the words. Only ever used inside the HMAC, so one key and nonce serve every step."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-        key = hmac.new(self._key, b"ghash", hashlib.sha256).digest()
-        ghash = Cipher(algorithms.AES(key), modes.GCM(bytes(12))).encryptor()
+        ghash = Cipher(algorithms.AES(self._keyed(b"ghash")), modes.GCM(bytes(12))).encryptor()
         elsewhere: dict[torch.device, list[Tensor]] = {}
         for t in flat.values():
             if t.device.type != "cpu":
@@ -58,10 +57,14 @@ class Checksum:
 
     def _table(self, device: torch.device) -> Tensor:
         if device not in self._tables:
-            secret = hmac.new(self._key, b"fold", hashlib.sha256).digest()
-            words = bytearray(hashlib.shake_256(secret).digest(2 * ROW * 8))
+            words = bytearray(hashlib.shake_256(self._keyed(b"fold")).digest(2 * ROW * 8))
             self._tables[device] = torch.frombuffer(words, dtype=torch.int64).reshape(2, ROW).to(device)
         return self._tables[device]
+
+    def _keyed(self, text: bytes) -> bytes:
+        mac = self._mac.copy()
+        mac.update(text)
+        return mac.digest()
 
     def __repr__(self) -> str:
         return "<Checksum>"

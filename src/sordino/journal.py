@@ -62,7 +62,7 @@ class Journal:
         self.closed = False
         self.path: Path | None = None
         self.lines, self.tag = 0, ""  # of the file
-        self._key, self._checksum, self._process = key, Checksum(key), os.getpid()
+        self._mac, self._checksum, self._process = _mac(key), Checksum(key), os.getpid()
         self._fd: int | None = None
         self._end, self._dirty = 0, False
         _open.add(self)
@@ -207,7 +207,9 @@ class Journal:
         self._end, self._dirty, self.lines, self.tag = self._end + len(text), False, self.lines + len(rows), tag
 
     def _seal(self, before: str, body: str) -> str:
-        return hmac.new(self._key, f"line\0{before}\0{body}".encode(), hashlib.sha256).hexdigest()[:32]
+        tag = self._mac.copy()
+        tag.update(f"line\0{before}\0{body}".encode())
+        return tag.hexdigest()[:32]
 
     def _parse(self, line: bytes) -> tuple[dict[str, Any] | None, str]:
         body, _, tag = line.decode("utf-8", "replace").rpartition(" ")
@@ -254,6 +256,11 @@ class Journal:
         raise SordinoError("a journal is not pickled or copied: it goes with its key; use save and load")
 
     __copy__ = __deepcopy__ = __reduce_ex__
+
+
+def _mac(key: bytes) -> hmac.HMAC:
+    """Keeps the key out of what could be shown: the object tells nothing of it."""
+    return hmac.new(key, digestmod=hashlib.sha256)
 
 
 def seal(key: bytes, text: str) -> str:

@@ -23,7 +23,6 @@ if __name__ == "__main__":
 import torch
 from tests.state.tiny import Run, make
 
-import sordino
 from sordino.errors import SordinoError
 from sordino.state import digest, has_save
 
@@ -136,7 +135,11 @@ def announced(folder: str) -> dict[str, Any]:
     """Everything a run says while it is saved and resumed, with a secret key."""
     import logging
 
+    out = tempfile.TemporaryFile("w+")
+    os.dup2(out.fileno(), 1)
+    os.dup2(out.fileno(), 2)
     logging.basicConfig(level=0, stream=sys.stderr)
+    logging.getLogger("sordino.tests").debug("this log is looked at")
     texts = []
     run = make(seed=None)
     run.save(Path(folder))
@@ -152,7 +155,10 @@ def announced(folder: str) -> dict[str, Any]:
     again.optimizer.param_groups[0]["lr"] *= 2
     again.go(5)
     again.save(Path(folder))
-    return {"texts": texts, "key": key, "version": sordino.__version__}
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    out.seek(0)
+    return {"texts": texts, "key": key, "output": out.read()}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
