@@ -296,6 +296,9 @@ class ConvSpec:
         )  # fmt: skip
 
 
+ENOUGH = 2**22  # multiplications in one example's weight gradient
+
+
 @dataclass
 class Patches(Use):
     """A convolution: Factors whose right factor is the patches of x, not yet cut out.
@@ -335,6 +338,14 @@ class Patches(Use):
         )
 
     def per_example(self, lo: int, hi: int) -> Tensor:
+        if self._one_by_one():
+            m = self.g.shape[0] // self.n
+            x, g = exact(self.x), exact(self.g)
+            out = g.new_empty(hi - lo, *self.spec.weight.shape)
+            for i in range(lo, hi):
+                rows = slice(i * m, (i + 1) * m)
+                out[i - lo] = self.spec.backward(g[rows], x[rows], [False, True, False])[1]
+            return out
         if self.g.shape[0] == self.n and not self.spec.transposed and self.spec.groups == 1:
             image, grad = exact(self.x[lo:hi]), exact(self.g[lo:hi])
             kernel = self.spec.weight.shape[2:]
@@ -342,6 +353,11 @@ class Patches(Use):
             return torch.bmm(grad.flatten(2), patches.transpose(1, 2)).reshape(hi - lo, *self.spec.weight.shape)
         left, right = self.factors(lo, hi)
         return torch.bmm(left.transpose(1, 2), right).reshape(hi - lo, *self.spec.weight.shape)
+
+    def _one_by_one(self) -> bool:
+        """On a CPU, the library's weight gradient of one example beats cutting patches where there is enough to do."""
+        work = self.positions * self.spec.weight.numel() // self.spec.groups
+        return self.g.device.type == "cpu" and work >= ENOUGH
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         m = self.g.shape[0] // self.n
@@ -374,14 +390,6 @@ class Patches(Use):
 
 def cut(image: Tensor, kernel: torch.Size, spec: ConvSpec, space: torch.Size) -> Tensor:
     """The patches under a convolution: (rows, C, *space) -> (rows, C, kernel positions, output positions)."""
-    if len(kernel) == 2 and image.shape[0] and image.device.type == "cpu":  # on a GPU it would be a launch per image
-        wanted = torch.nn.functional.unfold(image, tuple(kernel), spec.dilation, spec.padding, spec.stride)
-        full = [
-            (i + 2 * p - d * (k - 1) - 1) // s + 1
-            for i, k, s, p, d in zip(image.shape[2:], kernel, spec.stride, spec.padding, spec.dilation, strict=True)
-        ]
-        wanted = wanted.reshape(*image.shape[:2], kernel.numel(), *full)
-        return wanted[..., : space[0], : space[1]].flatten(3)
     pads = [p for p in reversed(spec.padding) for _ in (0, 1)]
     # an output padded by output_padding can reach past the end: those positions see zeros
     for d, (k, s, dil) in enumerate(zip(kernel, spec.stride, spec.dilation, strict=True)):
