@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.common import ce, make, mlp, points, step
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sordino
 from sordino import PrivacyError, SordinoError
-from tests.common import ce, make, mlp, points, step
 
 
 class Apply(nn.Module):
@@ -378,7 +378,8 @@ class Dropouts(nn.Module):
         self.layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.3, batch_first=True)
         self.out = nn.Linear(12, 3)
         self.drop = nn.ModuleList(
-            [nn.Dropout(0.3), nn.Dropout1d(0.3), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3), nn.Dropout(0.3, True)]
+            [f(0.3) for f in (nn.Dropout, nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout)]
+            + [nn.Dropout(0.3, inplace=True)]
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ Everything random on the way (a dataset that crops, `augment`) is a pure functio
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -269,7 +270,9 @@ class _Ahead:
             generator=torch.Generator(),  # or it would draw from the user's
         )
         try:
-            self.iterator = iter(loader)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # said below, with the remedy that applies here
+                self.iterator = iter(loader)
         except (AttributeError, TypeError, RuntimeError, ImportError, OSError) as error:
             raise self._failed(error) from error
         except Exception as error:

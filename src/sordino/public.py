@@ -113,6 +113,11 @@ class Public:
         total = {name: torch.zeros(p.shape, device=p.device) for name, p in parameters.items()}
         seen = 0
         for data, n in self.batches(model, keys, examples):
+            if n == 1:  # ordinary autograd: there is nothing to tell apart
+                for name, g in self._one(data, parameters, seen).items():
+                    total[name] += g.square()
+                seen += 1
+                continue
             meter = Meter(Euclidean(), engine.recorder, n)
             with seeded(seen, engine.recorder.device):
                 engine.measure(self.losses, data, n, n, meter)
@@ -126,6 +131,17 @@ class Public:
             engine.recorder.end()
             seen += n
         return {name: v / seen for name, v in total.items()}
+
+    def _one(self, data: Any, parameters: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+        from .gradients.engine import call
+        from .gradients.recorder import check_losses
+
+        device = next(iter(parameters.values())).device
+        with seeded(seed, device), torch.enable_grad():
+            value = check_losses(call(self.losses, data), 1)
+            grads = torch.autograd.grad(value.sum(), list(parameters.values()), allow_unused=True)
+        pairs = zip(parameters, grads, strict=True)
+        return {name: (g.to_dense() if g.is_sparse else g).float() for name, g in pairs if g is not None}
 
 
 LABEL_WORDS = {"model": "drawn from the model", "random": "drawn uniformly", "given": "as given"}
