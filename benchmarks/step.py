@@ -268,6 +268,7 @@ def prepare(case: Case, who: str, device: str) -> Callable[[], None]:
     model.train()
     data = tuple(t.to(device) for t in case.data())
     step = CONTESTANTS[who](case, model, data)
+    step.model = model  # type: ignore[attr-defined]
     for _ in range(3):
         step()
     return step
@@ -283,6 +284,7 @@ def peak(case: Case, who: str, device: str) -> int | None:
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
+        without_gradients(step)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step()
@@ -291,18 +293,34 @@ def peak(case: Case, who: str, device: str) -> int | None:
     return cpu_peak(step)
 
 
+def without_gradients(step: Callable[[], None]) -> None:
+    """Every contestant starts with its gradients freed, and pays for them."""
+    for p in step.model.parameters():  # type: ignore[attr-defined]
+        p.grad = None
+    if hasattr(step, "ready"):
+        step.ready()
+
+
 def cpu_peak(step: Callable[[], None]) -> int:
-    """The highest point of allocated minus freed bytes, from the profiler's allocation events."""
+    """The highest point of allocated minus freed bytes, from the profiler's allocation events.
+
+    The step before the measured one is recorded too: what it leaves, the measured one may free.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step()
-    level = top = 0
-    for event in sorted(record.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            top = max(top, level)
-    return top
+        without_gradients(step)
+        start = time.time_ns()
+        step()
+    events = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    level = top = before = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        level += event.nbytes()
+        if event.start_ns() < start:
+            before = top = level
+        top = max(top, level)
+    return top - before
 
 
 def measure(case: Case, device: str, rounds: int, who: list[str], memory: bool) -> dict[str, Any]:

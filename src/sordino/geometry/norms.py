@@ -53,17 +53,18 @@ def materialised(uses: list[Use], measure: Measure, numbers: int) -> tuple[Tenso
     n, device = uses[0].n, uses[0].device
     keep = keeps(uses)
     size = chunk(uses[0], numbers, device)
-    found, kept = [], []
+    found: list[Tensor] = []
+    kept: Tensor | None = None
     for lo in range(0, n, size):
         with nullcontext() if keep else full_precision(device):
             grad = add(use.per_example(lo, min(n, lo + size)) for use in uses)
         found.append(measure(grad))
-        if keep:
-            kept.append(grad)
-    out = torch.cat(found)
-    if not keep:
-        return out, uses
-    return out, [PerExample(kept[0] if len(kept) == 1 else torch.cat(kept))]
+        if keep and size >= n:
+            kept = grad
+        elif keep:
+            kept = grad.new_empty(n, *grad.shape[1:]) if kept is None else kept
+            kept[lo : lo + size] = grad
+    return torch.cat(found), uses if kept is None else [PerExample(kept)]
 
 
 def lengths(tensor: Tensor) -> Tensor:
