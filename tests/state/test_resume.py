@@ -44,6 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "several chunks": {"physical_batch_size": 5},
     "augmented": {"augment": lambda s: (s[0] + 0.1 * torch.randn(4), s[1]), "augmentations": 2},
     "clip only": {"noise_multiplier": 0.0},
+    "a loader's worker": {"workers": 1},
     "shrinkage": {"denoising": "shrinkage", "noise": "identity"},
 }
 
@@ -54,11 +55,13 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, on: i
     options = RUNS[name]
     whole = make(**options)
     whole.go()
+    random_state = torch.get_rng_state()
     halfway(tmp_path / "run", 5, on, **options)
     resumed = make(**options)
     resumed.load(tmp_path / "run")
     assert resumed.private.step == 5 and resumed.schedule.last_epoch == 5
     resumed.go()
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert equal(whole, resumed) and digest(whole.private.parameters) == digest(resumed.private.parameters)
     assert resumed.private.guarantee().remarks == whole.private.guarantee().remarks
 
@@ -79,10 +82,10 @@ def test_a_run_with_a_secret_key_goes_on_with_it(tmp_path: Path) -> None:
 
 
 def test_torchs_random_state_comes_back(tmp_path: Path) -> None:
-    halfway(tmp_path, 3)
     run = make()
     run.save(tmp_path / "other")
     run.go(3)
+    torch.rand(7)
     run.save(tmp_path / "other")
     expected = torch.rand(5)
     run.private.close()
@@ -287,17 +290,21 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """A loader's worker that outlives a killed run must not keep the next one out."""
     run = make()
     run.save(tmp_path)
-    read, write = os.pipe()
+    wait, go = os.pipe()
+    said, say = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(write)
-        os.read(read, 1)
+        os.close(go)
+        os.write(say, b"here")
+        os.read(wait, 1)
         os._exit(0)
     try:
+        assert os.read(said, 4) == b"here"
         run.private.close()
         make().load(tmp_path)
     finally:
-        os.close(write)
+        for fd in (go, wait, said, say):
+            os.close(fd)
         os.waitpid(child, 0)
 
 
