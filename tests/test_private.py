@@ -44,7 +44,7 @@ def test_the_divisor_is_the_public_batch_size_whatever_was_drawn() -> None:
     private = make(model, data, batch_size=6, sampling="poisson")
     for batch in private.batches():
         private.backward(ce(model), batch)
-        each = each_alone(model, ce(model), tuple(t[torch.as_tensor(batch.indices)] for t in data.tensors))
+        each = each_alone(model, ce(model), tuple(t[list(batch.indices)] for t in data.tensors))
         if each:
             close({k: g * 6 for k, g in grads(model).items()}, clipped_sum(each, 1.0))
         else:
@@ -516,6 +516,11 @@ def test_out_of_memory_during_the_check_halves_too() -> None:
     with pytest.warns(SordinoWarning):
         step(private, losses)
     assert private.check_report.passed and private.physical_batch_size <= 4
+
+
+def test_losses_under_torch_compile_are_the_same() -> None:
+    model, twin = mlp(), mlp()
+    close(step(make(model), torch.compile(ce(model))), step(make(twin), ce(twin)))
 
 
 # -- randomness ----------------------------------------------------------------------------------------------

@@ -540,7 +540,7 @@ class Private:
             f"{s.examples} examples{'' if self.examples_stated else ' (len(dataset), treated as public)'}, batch size "
             f"{s.batch_size} expected, {s.epochs} epochs of {s.steps_per_epoch} steps: {s.steps} steps",
             f"{self.plan.sampling.describe()}; noise {self.plan.strategy.name}, multiplier "
-            f"{self.plan.noise_multiplier:.4g}; clipping {self.clipping.style} at {self.clipping.bound:g}; "
+            f"{self.plan.noise_multiplier:.4g}; clipping {self.clipping.describe()}; "
             f"geometry {self.geometry.describe()}; denoising {self.denoiser.name}",
             f"planned: ε {self.planned()} at δ {self.plan.delta:g}, {self.plan.sampling.adjacency.value}; "
             f"{sum(p.numel() for p in self.parameters.values())} trainable parameters; {self._at_once()}",
