@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import math
 import random
 import re
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
@@ -624,8 +626,10 @@ def test_the_clip_bound_has_one_owner() -> None:
     layered = sordino.Clipping(5.0, "layer-wise", layers=(layers := {"0": 3.0, "2": 4.0}))
     layers["0"] = 300.0
     assert layered.layers["0"] == 3.0
-    with pytest.raises(TypeError):
-        layered.layers["0"] = 300.0
+    for change in (lambda d: d.update(a=1), lambda d: d.__setitem__("0", 300.0), lambda d: d.clear()):
+        with pytest.raises(TypeError):
+            change(layered.layers)
+    assert json.dumps(asdict(layered)) and copy.deepcopy(layered) == layered
     source = Path(sordino.__file__).with_name("private.py").read_text()
     assert len(re.findall(r"clip_norm", source.split("class Private:")[1])) == 1  # the guarantee prints it
 

@@ -13,13 +13,25 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from types import MappingProxyType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..errors import SordinoError
 from ..registry import Entry, Registry
+
+
+class Fixed(dict):
+    """A dict nobody writes to."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("the layers' clip norms cannot be changed; make another Clipping")
+
+    __setitem__ = __delitem__ = update = pop = popitem = setdefault = clear = __ior__ = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:  # copies are made by the constructor, which may write
+        return Fixed, (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class Clipping:
             )
         # a copy nobody can write to: the bound has one owner
         layers = {str(name): _positive(f"the clip norm of layer {name!r}", b) for name, b in self.layers.items()}
-        object.__setattr__(self, "layers", MappingProxyType(layers))
+        object.__setattr__(self, "layers", Fixed(layers))
         total = math.sqrt(sum(b * b for b in layers.values()))
         if not abs(total - self.bound) <= 1e-6 * self.bound:
             raise SordinoError(
