@@ -37,11 +37,13 @@ def chunk(use: Use, numbers: int, device: torch.device) -> int:
 
 
 def keeps(uses: list[Use]) -> bool:
-    """Whether to keep the gradients themselves for the sum.
+    """Whether the gradients themselves may be kept for the sum: it saves forming them twice, and takes memory.
 
-    On a CPU where that takes less memory than the factors; a GPU has room, and forming them twice costs more there.
+    How many numbers are worth keeping for one that is freed: little more than one, but for convolutions on a GPU, where
+    forming them is dear and there is room.
     """
-    factor = 3.0 if uses[0].device.type == "cuda" else 1.0
+    cuda, convolution = uses[0].device.type == "cuda", isinstance(uses[0], Patches)
+    factor = 1.0 if not convolution else 3.0 if cuda else 1.65
     return uses[0].each() * uses[0].n <= factor * sum(use.stored() for use in uses)
 
 

@@ -73,11 +73,12 @@ class LayerNorm(Operation):
 
             sums = layer_norm_sums(g.contiguous(), x.contiguous(), mean, rstd, n, math.prod(self.shape))
             return sums[0].reshape(n, *self.shape), sums[1].reshape(n, *self.shape)
-        xhat = (exact(x) - exact(mean)).mul_(exact(rstd)).mul_(g)
-        return (
-            layout.front(xhat, n).flatten(1, -1 - d).sum(1),
-            exact(layout.front(g, n).flatten(1, -1 - d)).sum(1),
-        )
+        # Σ_t g x̂ = Σ_t rstd_t·(g x)_t − Σ_t (mean·rstd)_t·g_t: one product to write, the sums as matrix products
+        g_, x_ = (exact(layout.front(t, n)).flatten(1, -1 - d).flatten(2) for t in (g, x))  # (n, T, D)
+        mean_, rstd_ = (exact(layout.front(t, n)).reshape(n, 1, -1) for t in (mean, rstd))
+        first = torch.bmm(rstd_, g_ * x_)
+        second = torch.bmm(torch.cat([mean_ * rstd_, torch.ones_like(mean_)], 1), g_)
+        return (first[:, 0] - second[:, 0]).reshape(n, *self.shape), second[:, 1].reshape(n, *self.shape)
 
 
 class GroupNorm(Operation):
