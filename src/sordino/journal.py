@@ -25,8 +25,9 @@ import hashlib
 import hmac
 import json
 import os
+import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -249,8 +250,9 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
-    def __del__(self) -> None:
-        self._close_fd()
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not exiting():  # the modules may be gone, and the process's end closes everything
+            self._close_fd()
 
     def __reduce_ex__(self, protocol: Any = None) -> NoReturn:
         raise SordinoError("a journal is not pickled or copied: it goes with its key; use save and load")

@@ -9,8 +9,9 @@ import json
 import os
 import re
 import shutil
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ class Folder:
         if lock is not None:
             lock.release()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not exiting():  # the modules may be gone, and the process's end lets go of everything
+            self.close()
 
 
 _held: weakref.WeakSet[Folder] = weakref.WeakSet()
