@@ -66,6 +66,27 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, on: i
     assert resumed.private.guarantee().remarks == whole.private.guarantee().remarks
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("on", [0, 2])
+def test_a_resumed_run_on_a_gpu(tmp_path: Path, on: int) -> None:
+    def options() -> dict[str, Any]:
+        torch.manual_seed(0)
+        return {"model": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)).cuda()}
+
+    whole = make(**options())
+    whole.go()
+    halfway(tmp_path / "run", 5, on, **options())
+    resumed = make(**options())
+    resumed.load(tmp_path / "run")
+    resumed.go()
+    assert equal(whole, resumed) and resumed.private.noise.first_steps == [0]
+    again = make()  # on the CPU the redone steps come out differently, and that is noticed
+    halfway(tmp_path / "moved", 5, 2, **options())
+    again.load(tmp_path / "moved")
+    again.go()
+    assert again.private.noise.first_steps == [0, 5]
+
+
 def test_a_run_with_a_secret_key_goes_on_with_it(tmp_path: Path) -> None:
     run = make(seed=None)
     run.save(tmp_path)
