@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from .geometry import Geometry
 from .geometry import geometry as build_geometry
 from .gradients.check import CheckReport, check, still_zero
 from .gradients.clipping import Clipping
-from .gradients.engine import Engine, Losses, check_model, without_autocast
+from .gradients.engine import Clipped, Engine, Losses, check_model, without_autocast
 from .guards import Buffers, losses_only, refuse_raw_gradients
 from .journal import Journal
 from .noise import CorrelatedNoise, Keys, Stream
@@ -54,15 +53,35 @@ from .randomness import derived_seed, seed_all, seeded
 __all__ = ["Batch", "OnRows", "Private", "StepNumbers", "make_private"]
 
 
-@dataclass(frozen=True)
 class StepNumbers:
-    """What happened in one step. Private: for the console, never to be published."""
+    """What happened in one step. Private: for the console, never to be published.
 
-    loss: float
-    clip_fraction: float
-    norms: Tensor
-    batch_size: int
-    non_finite: int
+    Worked out when asked for: on a GPU a number read is a wait for everything before it.
+    """
+
+    def __init__(self, parts: Sequence[Clipped], batch_size: int) -> None:
+        self._parts, self.batch_size = list(parts), batch_size
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, NaN for an empty batch; losses that are NaN are left out."""
+        return float(torch.cat([p.losses for p in self._parts]).nanmean()) if self._parts else math.nan
+
+    @property
+    def clip_fraction(self) -> float:
+        return float(torch.cat([p.clipped for p in self._parts]).float().mean()) if self._parts else math.nan
+
+    @property
+    def norms(self) -> Tensor:
+        """‖ĝ_i‖ before clipping."""
+        return torch.cat([p.norms for p in self._parts]).detach() if self._parts else torch.zeros(0)
+
+    @property
+    def non_finite(self) -> int:
+        return sum(p.bad for p in self._parts)
+
+    def __repr__(self) -> str:
+        return f"<private: loss {self.loss:.4g}, {self.clip_fraction:.0%} of {self.batch_size} clipped>"
 
 
 def make_private(
@@ -274,10 +293,10 @@ class Private:
         except BaseException:
             self._no_gradient()
             raise
+        self.step += 1  # before anything is handed out: an interrupt from here on must not lead to this step again
+        self.last = numbers
         for name, p in self.parameters.items():
             p.grad = grads[name]
-        self.last = numbers
-        self.step += 1
         if self.step == self.steps and self.folder is None:
             self.keys.destroy()  # in a folder, the last save does it
 
@@ -303,8 +322,7 @@ class Private:
         if scale:
             self.journal.admit(step, scale, sums, self.noise)
         self.noise.add_(sums, step, scale)
-        for total in sums.values():
-            total.div_(divisor)
+        torch._foreach_div_(list(sums.values()), divisor)
         if scale:
             self.denoiser(sums, scale * strategy.row_norm(step) / divisor, self.matrices)
         return {
@@ -336,7 +354,7 @@ class Private:
         for name, p in self.parameters.items():
             if name not in total:
                 total[name] = torch.zeros(p.shape, device=p.device, dtype=wide(p.dtype))
-        return {name: total[name].contiguous() for name in self.parameters}, _numbers(parts, count)
+        return {name: total[name].contiguous() for name in self.parameters}, StepNumbers(parts, count)
 
     def _chunk(self, losses: Losses, batch: Batch, lo: int, hi: int) -> Any:
         """Examples lo ≤ i < hi. What is random in the model is a pure function of (key, step, lo)."""
@@ -561,16 +579,3 @@ class Private:
 
     def __repr__(self) -> str:
         return f"<Private: step {self.step} of {self.steps}, {self.plan.strategy.name}, {self.plan.sampling.name}>"
-
-
-def _numbers(parts: Iterable[Any], count: int) -> StepNumbers:
-    parts = list(parts)
-    if not count:
-        return StepNumbers(math.nan, math.nan, torch.zeros(0), 0, 0)
-    return StepNumbers(
-        loss=float(torch.cat([p.losses for p in parts]).nanmean()),
-        clip_fraction=float(torch.cat([p.clipped for p in parts]).float().mean()),
-        norms=torch.cat([p.norms for p in parts]).detach(),
-        batch_size=count,
-        non_finite=sum(p.bad for p in parts),
-    )
