@@ -54,7 +54,7 @@ class Noise(Protocol):
 
 
 class Journal:
-    """Checksums by (step, generation) and the first steps of the key's generations: a file, as soon as there is a folder."""
+    """Checksums by (step, generation), and the first steps of the key's generations; kept once there is a folder."""
 
     def __init__(self, key: bytes) -> None:
         self.entries: dict[tuple[int, int], str] = {}
