@@ -32,7 +32,7 @@ from torch.utils.data import TensorDataset
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))
 
-import sordino  # noqa: E402
+import sordino
 
 warnings.filterwarnings("ignore")
 
@@ -127,7 +127,9 @@ def add_lora(model: nn.Module, rank: int) -> None:
 def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(ViTConfig(num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    return ViTForImageClassification(
+        ViTConfig(num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    )
 
 
 def images(n: int, side: int = 32, channels: int = 3) -> Callable[[], tuple[Tensor, ...]]:

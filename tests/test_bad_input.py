@@ -197,7 +197,7 @@ def tracked() -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "a function": (lambda: (lambda x: x), ["model is a function", "torch.nn.Module"]),
+    "a function": (lambda: lambda x: x, ["model is a function", "torch.nn.Module"]),
     "no trainable parameter": (lambda: mlp().requires_grad_(False), ["no trainable parameter", "requires_grad_"]),
     "no parameter at all": (lambda: nn.ReLU(), ["no trainable parameter"]),
     "under torch.compile": (lambda: torch.compile(mlp()), ["torch.compile", "_orig_mod"]),

@@ -41,7 +41,15 @@ def test_it_prints_as_a_sentence_with_epsilon_rounded_up() -> None:
 
 @pytest.mark.parametrize(
     ("epsilon", "printed"),
-    [(0.0, "0.00"), (0.001, "0.01"), (7.99, "7.99"), (7.9900001, "8.00"), (8.0, "8.00"), (0.29, "0.29"), (1e-12, "0.01")],
+    [
+        (0.0, "0.00"),
+        (0.001, "0.01"),
+        (7.99, "7.99"),
+        (7.9900001, "8.00"),
+        (8.0, "8.00"),
+        (0.29, "0.29"),
+        (1e-12, "0.01"),
+    ],
 )
 def test_epsilon_is_never_printed_smaller_than_it_is(epsilon: float, printed: str) -> None:
     assert round_up(epsilon) == printed

@@ -96,16 +96,17 @@ LOSSES = {
     "a share of the mean": lambda model: lambda x, y: (v := ce(model)(x, y)) + 0.1 * v.mean(),
     "a share of the mean, detached": lambda model: lambda x, y: (v := ce(model)(x, y)) * (1 + 0.1 * v.mean().detach()),
     "the mean, expanded": lambda model: lambda x, y: F.cross_entropy(model(x), y).expand(len(x)),
-    "a temperature from the batch": lambda model: lambda x, y: F.cross_entropy(
-        model(x) / model(x).detach().std(), y, reduction="none"
+    "a temperature from the batch": lambda model: (
+        lambda x, y: F.cross_entropy(model(x) / model(x).detach().std(), y, reduction="none")
     ),
-    "in-batch negatives": lambda model: lambda x, y: F.cross_entropy(
-        model(x) @ x[:, :3].T, torch.arange(len(x)), reduction="none"
+    "in-batch negatives": lambda model: (
+        lambda x, y: F.cross_entropy(model(x) @ x[:, :3].T, torch.arange(len(x)), reduction="none")
     ),
-    "classes weighted by their frequency": lambda model: lambda x, y: ce(model)(x, y)
-    / torch.bincount(y, minlength=3)[y],
-    "shuffled labels": lambda model: lambda x, y: F.cross_entropy(
-        model(x), y[torch.randperm(len(y))], reduction="none"
+    "classes weighted by their frequency": lambda model: (
+        lambda x, y: ce(model)(x, y) / torch.bincount(y, minlength=3)[y]
+    ),
+    "shuffled labels": lambda model: (
+        lambda x, y: F.cross_entropy(model(x), y[torch.randperm(len(y))], reduction="none")
     ),
     "only hard examples": lambda model: lambda x, y: (v := ce(model)(x, y)) * (v >= v.detach().median()),
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import PrivacyError, SordinoError
+from .walk import Walk
 
 
 class Buffers:
@@ -20,13 +21,18 @@ class Buffers:
     is compared. Copies are kept, so that a refused step leaves the buffers as it found them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, walk: Walk | None = None) -> None:
         self.model = model
+        self.walk = Walk(model) if walk is None else walk
         self.kept: dict[str, tuple[Tensor, int, Tensor]] = {}  # the buffer, its version, a copy
+
+    def _now(self) -> dict[str, Tensor]:
+        self.walk.moved()
+        return self.walk.buffers
 
     def remember(self) -> None:
         """Before a step. Copies only what was changed since the last time (by the user, between steps)."""
-        now = dict(self.model.named_buffers())
+        now = self._now()
         self.kept = {
             name: old if (old := self.kept.get(name)) is not None and old[0] is b and old[1] == version(b)
             else (b, version(b), b.detach().clone())
@@ -35,7 +41,7 @@ class Buffers:
 
     def changed(self) -> list[str]:
         """Names of buffers that differ from what was remembered, those that came or went included."""
-        now = dict(self.model.named_buffers())
+        now = self._now()
         names = [name for name in {**self.kept, **now} if name not in now or name not in self.kept]
         for name, b in now.items():
             if name in self.kept:

@@ -49,6 +49,7 @@ from .noise import CorrelatedNoise, Keys, Stream
 from .plan import Plan, plan
 from .public import Public
 from .randomness import derived_seed, seed_all, seeded
+from .walk import Walk
 
 __all__ = ["Batch", "OnRows", "Private", "StepNumbers", "make_private"]
 
@@ -206,7 +207,8 @@ class Private:
         self.released_before = 0  # steps a loaded run had released
         self.physical_batch_size, self.halve = physical(physical_batch_size)
         self.matrices = matrices(model, parameters)
-        self.buffers = Buffers(model)
+        self.walk, self.looked_over = Walk(model), False
+        self.buffers = Buffers(model, self.walk)
         self._checked: set[Any] | None = set()  # the code of every `losses` that was checked; None: of the next one
         self.zero_first: set[str] = set()
         self.zero_snapshot: dict[str, Tensor] | None = None
@@ -432,8 +434,11 @@ class Private:
         if self.folder is not None:
             self.folder.check(self.journal)
         self.journal.check()
-        check_model(self.model)
-        unchanged(self.model, self.parameters, self.engine.recorder.device)
+        if self.walk.moved() or not self.looked_over:
+            self.looked_over = False
+            check_model(self.model)
+            unchanged(self.model, self.parameters, self.engine.recorder.device)
+            self.looked_over = True
 
     def _to_be_checked(self, losses: Losses, batch: Batch) -> bool:
         """The first batch with two examples, and whenever another function computes the losses."""

@@ -47,9 +47,7 @@ def test_the_scale_comes_from_the_public_second_moments(batch_size: int, example
 @pytest.mark.parametrize("bound", [0.1, 100.0])
 def test_gradients_are_clipped_scaled_and_stay_scaled(physical: int | None, bound: float) -> None:
     model, data = mlp(), points()
-    private = make(
-        model, data, geometry="adadps", public=public(model), clip_norm=bound, physical_batch_size=physical
-    )
+    private = make(model, data, geometry="adadps", public=public(model), clip_norm=bound, physical_batch_size=physical)
     scale = private.geometry.scale
     each = [{k: g * scale[k] for k, g in one.items()} for one in each_alone(model, ce(model), data.tensors)]
     got = step(private, ce(model))
@@ -122,8 +120,10 @@ def test_public_gradients_that_are_of_no_use(bad: str) -> None:
     def losses(x: Tensor, y: Tensor) -> Tensor:
         value = ce(model)(x, y)
         # only the last parameters: the first ones stay finite
-        return value + {"nan": float("nan"), "inf": 1e30, "zero": 0}[bad] * model[2].bias.sum() - (
-            value if bad == "zero" else 0
+        return (
+            value
+            + {"nan": float("nan"), "inf": 1e30, "zero": 0}[bad] * model[2].bias.sum()
+            - (value if bad == "zero" else 0)
         )
 
     with pytest.raises(SordinoError) as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.gradients.kernel_cases import CASES
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import sordino
-from tests.gradients.kernel_cases import CASES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""Checks of the GPU kernels against float64; run on a GPU, and (as a script, TRITON_INTERPRET=1) by Triton's interpreter."""
+"""Checks of the GPU kernels against float64: on a GPU, and (a script, TRITON_INTERPRET=1) in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 def gram(device: str, large: bool) -> None:
     shapes = [(3, 70, 20, 33), (2, 16, 5, 3), (4, 130, 64, 17), (2, 1, 9, 9)]
     opposite = torch.randn(3, 40, 6, device=device)  # factors that cancel almost wholly
-    cancelling = torch.cat([opposite, -opposite], 1), torch.cat([opposite, opposite * (1 + 1e-4)], 1)
+    cancelling = (torch.cat([opposite, -opposite], 1), torch.cat([opposite, opposite * (1 + 1e-4)], 1))
     exact = torch.bmm(cancelling[0].double().transpose(1, 2), cancelling[1].double()).square().sum((1, 2))
     assert bool((kernels.gram_norms(*cancelling, 4.8e-7).double() >= exact).all())
     if large:
         shapes += [(64, 128, 768, 3072), (16, 197, 768, 768)]
-    for (n, t, p, q), dtype in itertools.product(shapes, (torch.float32, torch.bfloat16) if large else (torch.float32,)):
+    for (n, t, p, q), dtype in itertools.product(
+        shapes, (torch.float32, torch.bfloat16) if large else (torch.float32,)
+    ):
         left, right = torch.randn(n, t, p, device=device), torch.randn(n, q, t, device=device).transpose(1, 2)
         left, right = left.to(dtype), right.to(dtype)
         wanted = torch.bmm(left.double().transpose(1, 2), right.double()).square().sum((1, 2))

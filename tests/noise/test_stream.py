@@ -218,7 +218,9 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 def test_no_temporary_of_the_tensors_size(threads: None) -> None:
     torch.set_num_threads(2)
     out = torch.zeros(8_000_000)  # 32 MB
-    one, two = _peak([(KEY, 1, 1.0)], out), _peak([(KEY, 1, 1.0), (KEY, 0, -0.9)], out)
+    # the least of a few: a thread that finds its first work only now takes its buffers now, and keeps them
+    both = [(KEY, 1, 1.0), (KEY, 0, -0.9)]
+    one, two = (min(_peak(terms, out) for _ in range(4)) for terms in (both[:1], both))
     assert one < 1_000_000 and two < 1_000_000
     assert Scratch(stream_module.CHUNK_TILES).nbytes() < 3_000_000  # a thread's buffers, kept
 
