@@ -13,6 +13,8 @@ Memory is what a step adds at its peak to what lies there before it, measured wi
 from __future__ import annotations
 
 import argparse
+import builtins
+import functools
 import gc
 import json
 import statistics
@@ -361,7 +363,8 @@ def measure(case: Case, device: str, rounds: int, who: list[str], memory: bool) 
     return out
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any], quiet: bool) -> None:
+    print = functools.partial(builtins.print, file=sys.stderr if quiet else sys.stdout, flush=True)
     print(f"\n{result['case']} on {result['device']}, target {result['target']}")
     rows = result["results"]
     base = rows["plain"].get("peak_bytes")
@@ -409,8 +412,7 @@ def main() -> None:
     for name in options.case or known:
         result = measure(known[name], device, options.rounds, who, not options.no_memory)
         results.append(result)
-        if not options.json:
-            show(result)
+        show(result, options.json)
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()

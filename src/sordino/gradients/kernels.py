@@ -79,6 +79,9 @@ def _gram_kernel(
     tl.store(out + n.to(tl.int64) * PAIRS + pair, found)
 
 
+GRAM = (64, 32, 4, 3)  # rows of a tile, columns at once, warps, stages
+
+
 def _precision(tensor: Tensor) -> str:
     return "tf32x3" if tensor.dtype == torch.float32 else "ieee"
 
@@ -89,13 +92,14 @@ def gram_norms(left: Tensor, right: Tensor, margin: float = 0.0) -> Tensor:
     That is done tile by tile: (Σ over k tiles)² ≤ k · Σ of their squares.
     """
     n, length, p = left.shape
-    block = power_of_two(length, 16, 64)
+    most, columns, warps, stages = GRAM
+    block = power_of_two(length, 16, most)
     tiles = triton.cdiv(length, block)
     pairs = tiles * (tiles + 1) // 2
     out = torch.empty(n, pairs, device=left.device, dtype=torch.float32)
     _gram_kernel[(n, pairs)](
         left, right, out, length, p, right.shape[2], *left.stride(), *right.stride(), pairs,
-        margin * tiles, BT=block, BK=32, LEFT=_precision(left), RIGHT=_precision(right), num_warps=4, num_stages=3,
+        margin * tiles, BT=block, BK=columns, LEFT=_precision(left), RIGHT=_precision(right), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.sum(1)
 
