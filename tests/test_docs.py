@@ -51,7 +51,8 @@ def commands(page: Path) -> list[str]:
             joined = content.replace("\\\n", " ")
             found += [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
     for code in re.findall(r"`([^`\n]+)`", prose(page)):
-        if re.match(r"python |make [a-z]|sordino \w+ --(?!noise$|set)", code) and not re.search(r"[|\[{…]|CASE|=value", code):
+        whole = re.match(r"python \S+\.py|python -m pytest|make [a-z]|sordino plan --(examples|list)", code)
+        if whole and "|" not in code:
             found.append(code)
     return list(dict.fromkeys(found))
 
