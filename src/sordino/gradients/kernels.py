@@ -99,7 +99,8 @@ def gram_norms(left: Tensor, right: Tensor, margin: float = 0.0) -> Tensor:
     out = torch.empty(n, pairs, device=left.device, dtype=torch.float32)
     _gram_kernel[(n, pairs)](
         left, right, out, length, p, right.shape[2], *left.stride(), *right.stride(), pairs,
-        margin * tiles, BT=block, BK=columns, LEFT=_precision(left), RIGHT=_precision(right), num_warps=warps, num_stages=stages,
+        margin * tiles, BT=block, BK=columns, LEFT=_precision(left), RIGHT=_precision(right),
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.sum(1)
 
