@@ -49,7 +49,7 @@ def read(folder: Path = RESULTS) -> dict[Machine, list[dict[str, Any]]]:
         cases = content.get("results") if isinstance(content, dict) else None
         if isinstance(cases, list) and all(isinstance(case, dict) and "case" in case for case in cases):
             machine = found.setdefault((content["device"], content["torch"]), {})
-            machine.update({case["case"]: case for case in cases})
+            machine.update({case["case"]: {**case, "note": content.get("note", "")} for case in cases})
     return {machine: list(cases.values()) for machine, cases in found.items()}
 
 
@@ -67,6 +67,8 @@ def time_ratio(row: dict[str, Any] | None, spread: bool = False) -> str:
 
 
 def memory_ratio(row: dict[str, Any] | None, plain: dict[str, Any]) -> str:
+    if row is not None and row.get("memory_ratio"):
+        return f"{row['memory_ratio']:.2f}"
     if row is None or "failed" in row or not row.get("peak_bytes") or not plain.get("peak_bytes"):
         return "–"
     return f"{row['peak_bytes'] / plain['peak_bytes']:.2f}"
@@ -95,10 +97,11 @@ def short(found: dict[Machine, list[dict[str, Any]]]) -> str:
             best = fastest(rows, "opacus")
             theirs = rows[best] if best else None
             name = f" ({best.removeprefix('opacus ')})" if best else ""
+            tried = any(who.startswith("opacus") for who in rows)
             body.append([
                 title(case), f"{plain['ms']:.1f}", time_ratio(ours), memory_ratio(ours, plain),
                 time_ratio(correlated), memory_ratio(correlated, plain),
-                time_ratio(theirs) + name, memory_ratio(theirs, plain),
+                time_ratio(theirs) + name if best or not tried else "every mode fails", memory_ratio(theirs, plain),
             ])  # fmt: skip
         out += [f"{device}, torch {torch}:", "", *lines(head, body), ""]
     return "\n".join(out).strip() or NOTHING
@@ -109,21 +112,24 @@ def full(found: dict[Machine, list[dict[str, Any]]]) -> str:
     out: list[str] = []
     head = ["", "", "ms", "time, times plain", "memory, times plain", "memory added, MiB"]
     for (device, torch), cases in found.items():
-        body = []
+        body, failures = [], []
         for case in cases:
             plain = case["results"]["plain"]
             for i, (name, row) in enumerate(case["results"].items()):
                 here = title(case) if i == 0 else ""
                 if "failed" in row:
                     body.append([here, name, "–", "fails", "–", "–"])
+                    failures.append(f"* {title(case)}, {name}: `{row['failed'].replace('`', '')}`")
                     continue
                 peak = f"{row['peak_bytes'] / 2**20:.0f}" if row.get("peak_bytes") else "–"
                 body.append(
                     [here, name, f"{row['ms']:.1f}", time_ratio(row, spread=i > 0), memory_ratio(row, plain), peak]
                 )
         rounds = sorted({case["rounds"] for case in cases})
-        about = f"{device}, torch {torch}, median [quartiles] of {' or '.join(map(str, rounds))} rounds:"
-        out += [about, "", *lines(head, body, left=2), ""]
+        about = f"{device}, torch {torch}, median [quartiles] of {' or '.join(map(str, rounds))} rounds"
+        notes = "; ".join(dict.fromkeys(case["note"] for case in cases if case["note"]))
+        out += [f"{about} ({notes}):" if notes else f"{about}:", "", *lines(head, body, left=2), ""]
+        out += ["What failed:", "", *failures, ""] if failures else []
     return "\n".join(out).strip() or NOTHING
 
 
