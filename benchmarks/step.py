@@ -301,6 +301,9 @@ def without_gradients(step: Callable[[], None]) -> None:
     """Every contestant starts with its gradients freed, and pays for them."""
     for p in step.model.parameters():  # type: ignore[attr-defined]
         p.grad = None
+        for kept in ("grad_sample", "summed_grad"):  # Opacus leaves these for its next step to free
+            if hasattr(p, kept):
+                setattr(p, kept, None)
     if hasattr(step, "ready"):
         step.ready()
 
