@@ -196,7 +196,7 @@ class Private:
         self.source, self.plan, self._clipping = source, planned, clipping
         self.geometry, self.denoiser, self.public = geometry, denoiser, public
         self.examples_stated, self.workers = examples_stated, workers
-        self.engine = Engine(model, parameters, verify=check)
+        self.engine = Engine(model, parameters)
         self.step = 0  # steps released
         self.attempted = -1
         self.check_wanted, self.check_report = check, None  # type: bool, CheckReport | None

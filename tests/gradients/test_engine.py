@@ -416,9 +416,3 @@ def test_a_verified_step_is_one_forward_and_asks_nothing_of_the_device(monkeypat
         monkeypatch.setattr(torch.Tensor, name, lambda self, _o=original, _n=name: (waits.append(_n), _o(self))[1])
     engine.clipped_sums(losses, data, N, N, Euclidean(), Clipping(1.0))
     assert len(waits) <= 1
-
-
-def test_checking_can_be_switched_off(compare):
-    model, data = mixture()
-    engine = Engine(model, dict(model.named_parameters()), verify=False)
-    compare(model, lambda x, i: model(x, i), data, N, engine=engine)

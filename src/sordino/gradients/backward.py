@@ -33,6 +33,15 @@ def is_reentrant(value: Tensor) -> bool:
     return any("CheckpointFunction" in type(node).__name__ for node in graph(value))
 
 
+def in_half(value: Tensor) -> bool:
+    """Whether anything below `value` was computed in float16."""
+    for node in graph(value):
+        for place in getattr(node, "_input_metadata", ()):
+            if place.dtype == torch.float16:
+                return True
+    return False
+
+
 @contextmanager
 def grads_put_back(tensors: Sequence[Tensor]) -> Iterator[None]:
     with torch._C.DisableTorchFunction():  # else the recorder would look at every access

@@ -14,7 +14,7 @@ a sum with random weights (in which nothing cancels):
     again            the same examples with the same seed: no state is kept between calls
     with, without    the clipped sum moves by no more than the bound
 
-It also finds buffers that the forward changes and parameters that no loss reaches.
+It also finds what the forward writes into the model, and parameters that no loss reaches.
 Cost: two forward-backward passes over the first physical batch, about fifteen
 over eight examples or fewer, once; memory as in an ordinary step.
 """
@@ -159,13 +159,15 @@ def check(
     None if nothing could be said, because no gradient was finite.
     """
     training = {module: module.training for module in engine.model.modules()}
-    buffers = Buffers(engine.model)
+    buffers = Buffers(engine.model, values=True)
     buffers.remember()
     try:
         with seeded(0, engine.recorder.device), without_tf32(engine.recorder.device):
             one = _Check(engine, losses, take, count, at_once, augmentations, geometry, clipping)
             one.buffers = buffers
-            return one.run()
+            found = one.run()
+            buffers.verify_values()
+            return found
     finally:
         buffers.restore()
         for module, flag in training.items():

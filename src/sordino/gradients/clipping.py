@@ -121,10 +121,17 @@ def layer_of(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
+LEAST = 1e-15  # a gradient whose squared norm rounds to zero stays far below this
+
+
 def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
         shown = " ".join(repr(value).split())
         raise SordinoError(f"{name}={shown[:60]} must be a positive, finite number")
+    if value < LEAST:
+        raise SordinoError(
+            f"{name}={value:g} is below {LEAST:g}, where squared norms vanish in float32; scale the loss up"
+        )
     return float(value)
 
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from ..errors import PrivacyError, Unsupported
 from ..geometry.base import Geometry, Meter
-from .backward import backward, is_reentrant
+from .backward import backward, in_half, is_reentrant
 from .clipping import Clipping
 from .layout import NeedsProbe
 from .opaque import opaque_modules, smallest_enclosing
+from .precision import sums_in_tf32
 from .probe import probe
 from .recorder import Recorder, check_losses, nowhere
 from .rules.fallback import rng_state, set_rng_state
@@ -58,10 +59,9 @@ def without_autocast(device: torch.device) -> Iterator[None]:
 class Engine:
     """Per-example gradients of one model; keeps what it learns about it (layouts, opaque modules)."""
 
-    def __init__(self, model: nn.Module, parameters: dict[str, Tensor], *, verify: bool = True) -> None:
+    def __init__(self, model: nn.Module, parameters: dict[str, Tensor]) -> None:
         self.model, self.parameters = model, parameters
         self.recorder = Recorder(parameters)
-        self.recorder.layouts.verify = verify
         self.opaque: list[str] = []  # modules differentiated as one operation
         self.reentrant = False  # whether the model uses reentrant activation checkpoints
         # after a batch, by parameter: None if no use was met, else whether any gradient was not zero
@@ -94,14 +94,17 @@ class Engine:
                 value = self._measure(losses, data, n, rows, meter, scale)
                 if meter.scale == 1.0 or self._in_range(meter, value):
                     return value
-                scale /= 16
+                scale = max(1.0, scale / 16)
+                self.recorder.layouts.new_batch()  # what overflowed may arrive now
             except NeedsProbe as missing:
-                self.probe(losses, data, n, rows, random, missing)
+                self.probe(losses, data, n, rows, random, scale, missing)
             meter.reset()
             set_rng_state(self.recorder.device, random)
 
     def _in_range(self, meter: Meter, value: Tensor) -> bool:
         """No overflow in float16, but for examples whose very loss is not finite."""
+        if self.recorder.layouts.poisoned:
+            return False
         with torch.no_grad(), without_autocast(self.recorder.device):
             total = torch.stack(list(meter.finish().values())).sum(0)
         return bool((total.isfinite() | ~value.isfinite()).all())
@@ -146,9 +149,16 @@ class Engine:
         self.opaque = [m for m in self.opaque if not (m == module or m.startswith(module + "."))] + [module]
 
     def probe(
-        self, losses: Losses, data: Any, n: int, rows: int, random: list[Tensor], missing: NeedsProbe | None = None
+        self,
+        losses: Losses,
+        data: Any,
+        n: int,
+        rows: int,
+        random: list[Tensor],
+        scale: float = 1.0,
+        missing: NeedsProbe | None = None,
     ) -> None:
-        """Send the gradients of single examples back and see where they arrive (probe.py)."""
+        """Send the gradients of single examples back, as large as the pass sends them, and see where they arrive."""
 
         def send(mask: Tensor) -> None:
             set_rng_state(self.recorder.device, random)
@@ -156,7 +166,8 @@ class Engine:
             with opaque_modules(self.model, self.opaque, self.recorder):
                 value = self._forward(losses, data, rows)
                 self.reentrant = self.reentrant or is_reentrant(value)
-                self._backward(value, mask.to(value.dtype).repeat_interleave(rows // n))
+                factor = scale if self.recorder.half else 1.0
+                self._backward(value, factor * mask.to(value.dtype).repeat_interleave(rows // n))
 
         if n > 1:
             probe(self.recorder, n, send, missing)
@@ -186,7 +197,9 @@ class Engine:
                 for name, uses in meter.uses.items()
             }
         weights, total, active = clipping.weights(norms)
-        finite = torch.isfinite(total)
+        if sums_in_tf32(self.recorder.device):  # rounding of the factors may lengthen a contribution by so much
+            weights = {name: w * (1 - 2**-10) for name, w in weights.items()}
+        finite = torch.isfinite(total) & (not self.recorder.layouts.poisoned)
         bad = meter.n - int(finite.sum())
         if bad:
             weights = {name: torch.where(finite, w, 0.0) for name, w in weights.items()}
@@ -201,12 +214,20 @@ class Engine:
         """A batch of one needs no recorder: its gradient is the ordinary one. Any model works here."""
         from .uses import PerExample
 
-        with torch.enable_grad():
-            value = check_losses(call(losses, data), rows)
-        with without_autocast(value.device):
-            grads = backward(value, torch.full_like(value, 1 / rows), None, list(self.parameters.values()),
-                             is_reentrant(value))  # fmt: skip
+        leaves, random, scale = list(self.parameters.values()), rng_state(self.recorder.device), FP16_SCALE
+        while True:
+            with torch.enable_grad():
+                value = check_losses(call(losses, data), rows)
+            half = scale > 1 and (value.dtype == torch.float16 or in_half(value))
+            scale = scale if half else 1.0
+            with without_autocast(value.device):
+                grads = backward(value, torch.full_like(value, scale / rows), None, leaves, is_reentrant(value))
+            if scale == 1.0 or all(g is None or bool(g.isfinite().all()) for g in grads):
+                break
+            scale = max(1.0, scale / 16)
+            set_rng_state(self.recorder.device, random)
         meter = Meter(geometry, self.recorder, 1)
+        meter.scale, self.recorder.layouts.poisoned = scale, False
         with torch.no_grad(), without_autocast(value.device):
             for name, g in zip(self.parameters, grads, strict=True):
                 if g is not None:

@@ -97,7 +97,8 @@ class Layouts:
         self.known: dict[tuple[Key, int, bool], Layout] = {}  # (use, rank, several rows an example)
         self.now: dict[Key, Layout | None] = {}  # for this physical batch only; None: nothing arrives
         self.loose: set[Key] = set()
-        self.verify = True
+        self.poisoned = False  # no example of this pass may contribute
+        self.silent: set[Key] = set()  # uses at which no example's gradient arrived, in a complete probe of this batch
         self.probing = False
         self.mask: Tensor | None = None  # (n,) the examples whose gradient was sent back
         self.possible: dict[Key, list[Layout]] = {}
@@ -107,6 +108,12 @@ class Layouts:
     def new_batch(self) -> None:
         self.now.clear()
         self.loose.clear()
+        self.silent.clear()
+
+    def forget(self) -> None:
+        """Nothing is known any more: another `losses` may use the model otherwise."""
+        self.known.clear()
+        self.new_batch()
 
     def find(self, key: Key, g: Tensor, n: int) -> Layout | None:
         """Where the examples lie in g, the gradient that arrived at a use; None if there is nothing to record."""
@@ -123,13 +130,12 @@ class Layouts:
                     found = layout if found is None else None
             if found is not None:
                 return found
-        if not self.verify:
-            possible = candidates(g.shape, n)
-            if not possible:
-                raise mixed(key, g.shape, n)
-            return possible[0]
         if bool((g != 0).any()):
-            raise NeedsProbe(key)
+            if key not in self.silent:
+                raise NeedsProbe(key)
+            if bool((g.isfinite() & (g != 0)).any()):
+                raise unknown(key, g.shape, n)
+            self.poisoned = True  # nothing but NaN and infinities, of nobody knows whom
         return None
 
     def look(self, key: Key, g: Tensor, n: int) -> None:
@@ -171,8 +177,10 @@ class Layouts:
         for key, possible in self.possible.items():
             if key in self.ranks and len(possible) == 1 and key not in self.loose:
                 self.known[key, self.ranks[key], self.rows[key, possible[0]]] = possible[0]
-            elif complete:
+            elif complete and key in self.ranks:
                 self.now[key] = possible[0] if possible else None
+            elif complete:
+                self.silent.add(key)
 
     def stop(self) -> None:
         self.probing, self.mask = False, None
@@ -185,6 +193,15 @@ class Layouts:
         self.known = {
             ((a, b, count), rank, folded): Layout(dim, slow) for a, b, count, rank, folded, dim, slow in state
         }
+
+
+def unknown(key: Key, shape: Iterable[int], n: int) -> PrivacyError:
+    operation, name, _ = key
+    return PrivacyError(
+        f"parameter {name!r}: whose gradient arrives at {operation} (output {tuple(shape)}, {n} examples) could not be "
+        "found out, since none arrives when examples are sent back alone (underflow, or a model that changes from call "
+        "to call); set physical_batch_size=1"
+    )
 
 
 def mixed(key: Key, shape: Iterable[int], n: int) -> PrivacyError:

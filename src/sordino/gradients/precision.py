@@ -28,6 +28,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
+def sums_in_tf32(device: torch.device) -> bool:
+    """Whether weighted sums (matrix products and convolutions) may round their factors to TF32."""
+    if device.type != "cuda":
+        return False
+    matmul = torch.backends.cuda.matmul
+    products = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return bool(products) or tf32_convolutions()
+
+
 def tf32_convolutions() -> bool:
     """Whether the user lets convolutions compute in TF32."""
     cudnn = torch.backends.cudnn

@@ -42,7 +42,7 @@ def chooses_rows(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> bo
     if func in SCALARS:
         return _read(recorder, args[0])
     if func in READS:
-        return not args[0].is_floating_point()
+        return True
     if func in REPEATS:
         return any(isinstance(a, Tensor) for a in (*args[1:], *kwargs.values()))
     if func is torch.where:
@@ -62,7 +62,7 @@ def chooses_rows(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> bo
 
 def _read(recorder: Recorder, tensor: Any) -> bool:
     """One number read from the batch (the longest length) is harmless; one an example is not."""
-    if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+    if isinstance(tensor, Tensor):
         recorder.reads += 1
     return 1 < recorder.n <= recorder.reads
 

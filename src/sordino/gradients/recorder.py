@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -96,6 +97,8 @@ class Recorder(TorchFunctionMode):
 
     def begin(self, n: int, sink: Callable[[Any, Use], None]) -> None:
         """Start a pass over n examples; every finished use goes to `sink`."""
+        if sink is not nowhere:
+            self.layouts.poisoned = False
         self.n = n
         self.sink = sink
         self.batched = Marks()
@@ -123,6 +126,12 @@ class Recorder(TorchFunctionMode):
             self.batched.add(tensor)
             self.ragged = self.ragged or (tensor.dim() > 0 and rows not in tensor.shape)
             self.versions.append((weakref.ref(tensor), tensor._version))
+        self.ragged = self.ragged or holds_numbers(data)
+
+    def forget_layouts(self) -> None:
+        """Find out again where examples lie, as for a model never seen."""
+        self.layouts.forget()
+        self.choices.clear()
 
     def check_data(self) -> None:
         for ref, version in self.versions:
@@ -316,6 +325,27 @@ def data_tensors(data: Any) -> Iterator[Tensor]:
             yield from data_tensors(leaf)
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
             yield from (t for t in vars(leaf).values() if isinstance(t, Tensor))
+
+
+def holds_numbers(data: Any) -> bool:
+    """Whether the batch holds numbers outside tensors (lengths as a list, an array): rows may be cut by them unseen."""
+    if hasattr(data, "keys") and not isinstance(data, dict):
+        data = {key: data[key] for key in data.keys()}
+    for leaf in tree_flatten(data)[0]:
+        if isinstance(leaf, (Tensor, str, bytes, type(None))):
+            continue
+        if isinstance(leaf, (bool, int, float, np.ndarray, np.generic)):
+            return True
+        if hasattr(leaf, "keys") and hasattr(leaf, "__getitem__"):
+            if holds_numbers(leaf):
+                return True
+        elif (
+            hasattr(leaf, "__dict__")
+            and not isinstance(leaf, type)
+            and any(isinstance(v, (bool, int, float, list, tuple, np.ndarray)) for v in vars(leaf).values())
+        ):
+            return True
+    return False
 
 
 def check_losses(losses: Any, rows: int) -> Tensor:

@@ -202,6 +202,8 @@ class Derived(Use):
         if hi - lo > 1:
             try:
                 return self._pull(total, batched=True)
+            except torch.OutOfMemoryError:
+                raise
             except (RuntimeError, NotImplementedError):
                 pass  # an operation without a batching rule
         return torch.stack([self._pull(each, batched=False) for each in total])

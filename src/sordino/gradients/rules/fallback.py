@@ -157,6 +157,8 @@ class Generic(Operation):
             try:
                 if same_numbers(self, split, saved, truth, shown, layouts):
                     right.append(split)
+            except torch.OutOfMemoryError:
+                raise  # less at once will do
             except FAILURES as error:
                 problem = problem or error
         if not right and problem is None:
@@ -173,6 +175,8 @@ class Generic(Operation):
     def _attempt(self, function: Callable[[], Any]) -> Any:
         try:
             return function()
+        except torch.OutOfMemoryError:
+            raise
         except FAILURES as error:
             raise self._cannot(error) from error
 

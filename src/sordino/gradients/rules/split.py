@@ -131,6 +131,8 @@ def together(
     dims: tuple[Any, ...] = (in_dims, 0, {k: 0 if k in own else None for k in parts})
     try:
         return torch.func.vmap(example, in_dims=dims, randomness="error")(ins, cotangents, parts)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
         return None
 
