@@ -244,6 +244,87 @@ def test_buffers_that_the_forward_changes_are_refused_by_name_and_put_back(how: 
     assert private.step == 0 and all(p.grad is None for p in model.parameters())
 
 
+class Writer(nn.Module):
+    """Leaves the mean of the data in the model."""
+
+    def __init__(self, where: str, how: str) -> None:
+        super().__init__()
+        self.how, self.layer, self.on = how, nn.Linear(5, 3), True
+        if where == "buffer":
+            self.register_buffer("mean", torch.zeros(5))
+        elif where == "frozen":
+            self.mean = nn.Parameter(torch.zeros(5), requires_grad=False)
+        self.where = where
+
+    def forward(self, x: Tensor) -> Tensor:
+        target = self.layer.weight if self.where == "trainable" else self.mean
+        if self.on and self.how == ".data":
+            target.data.add_(x.detach().mean(0), alpha=1e-6)
+        elif self.on and self.how == "another .data":
+            target.data = target.data + 1e-6 * x.detach().mean(0)
+        elif self.on:
+            with torch.no_grad():
+                target.detach().add_(x.detach().mean(0), alpha=1e-6)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("how", [".data", "another .data", "no_grad"])
+@pytest.mark.parametrize("where", ["buffer", "frozen", "trainable"])
+def test_nothing_of_the_data_is_left_in_the_model(where: str, how: str) -> None:
+    model = Writer(where, how)
+    private = make(model)
+    with pytest.raises(PrivacyError, match="mean|layer.weight"):
+        step(private, ce(model))
+    assert private.step == 0
+    if where == "buffer":
+        assert not model.mean.any()
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [("buffer", ".data"), ("buffer", "another .data"), ("frozen", "another .data"), ("frozen", "no_grad"),
+     ("trainable", "no_grad")],
+)  # fmt: skip
+def test_nor_at_a_later_step(where: str, how: str, check: bool) -> None:
+    model = Writer(where, how)
+    model.on = False
+    private = make(model, check=check)
+    step(private, ce(model), 2)
+    model.on = True
+    with pytest.raises(PrivacyError, match="mean|layer.weight"):
+        step(private, ce(model))
+    assert private.step == 2
+
+
+def test_what_the_user_writes_through_data_between_steps_stays() -> None:
+    model = nn.Sequential(Observer("never"), mlp())
+    private = make(model)
+    step(private, ce(model))
+    model[0].seen.data.fill_(3.0)
+    step(private, ce(model))
+    assert torch.equal(model[0].seen, torch.full((5,), 3.0))
+    model[0].late, model[0].how = True, "later"
+    with pytest.raises(PrivacyError, match="buffer '0.seen'"):
+        step(private, ce(model))
+    assert torch.equal(model[0].seen, torch.full((5,), 3.0))
+
+
+def test_a_fingerprint_shows_a_single_bit_and_an_exchange() -> None:
+    from sordino.guards import fingerprint
+
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool):
+        x = torch.randint(0, 2, ((1 << 20) + 7,)).to(dtype)
+        before = fingerprint(x)
+        assert before == fingerprint(x.clone())
+        for at in (0, 1 << 20, (1 << 20) + 6):
+            y = x.clone()
+            y[at] = 1 - y[at].int()
+            assert fingerprint(y) != before
+    x = torch.arange(10.0)
+    assert fingerprint(x) != fingerprint(x.flip(0))
+
+
 def test_a_buffer_that_changes_at_a_later_step_is_refused_too() -> None:
     observer = Observer("later")
     model = nn.Sequential(observer, mlp())

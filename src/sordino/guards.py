@@ -1,7 +1,8 @@
-"""What must not change while `losses` runs: buffers, gradients, and nobody else's loss scaling."""
+"""What must not change while `losses` runs: buffers, parameters, gradients, and nobody else's loss scaling."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,17 +15,33 @@ from .errors import PrivacyError, SordinoError
 from .walk import Walk
 
 
-class Buffers:
-    """The model's buffers as they were. What the forward writes there would be released as it is, with the model.
+SMALL = 1 << 20  # numbers in buffers that are compared one by one in every step
+PLAIN = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
+    torch.int32, torch.int64,
+}  # fmt: skip
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Mark = tuple[int, int, int]  # a tensor's identity, its version, where its numbers lie
 
-    A version counter says whether a buffer was written to, so that looking costs next to nothing; only one that was
-    is compared. Copies are kept, so that a refused step leaves the buffers as it found them.
+
+class Buffers:
+    """The model's buffers and parameters as they were. What the forward writes there would be released as it is.
+
+    Version counters and addresses are compared in every step, which costs next to nothing. A write through `.data`
+    shows in neither, so small buffers are compared by value as well (on a GPU only if there are floating ones: to look
+    is to wait for the device); with `values`, everything is, by `verify_values`. Copies of buffers are kept, so that a
+    refused step leaves them as it found them.
     """
 
-    def __init__(self, model: nn.Module, walk: Walk | None = None) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, walk: Walk | None = None, values: bool = False) -> None:
+        self.model, self.values = model, values
         self.walk = Walk(model) if walk is None else walk
         self.kept: dict[str, tuple[Tensor, int, Tensor]] = {}  # the buffer, its version, a copy
+        self.marks: dict[str, Mark | None] = {}  # parameters
+        self.places: dict[str, int] = {}
+        self.small: dict[str, Tensor] = {}
+        self.flat: list[Tensor] = []  # the numbers of `small`
+        self.sums: dict[str, int] = {}
 
     def _now(self) -> dict[str, Tensor]:
         self.walk.moved()
@@ -33,11 +50,32 @@ class Buffers:
     def remember(self) -> None:
         """Before a step. Copies only what was changed since the last time (by the user, between steps)."""
         now = self._now()
+        self.small = self._small(now)
+        flat = flattened(self.small)
+        fresh = len(flat) != len(self.flat) or (bool(flat) and not alike(flat, self.flat))
+        self.flat = flat
         self.kept = {
-            name: old if (old := self.kept.get(name)) is not None and old[0] is b and old[1] == version(b)
+            name: old
+            if (old := self.kept.get(name)) is not None and old[0] is b and old[1] == version(b)
+            and place(b) == self.places[name] and not (fresh and name in self.small)
             else (b, version(b), b.detach().clone())
             for name, b in now.items()
         }  # fmt: skip
+        self.places = {name: place(b) for name, b in now.items()}
+        self.marks = marks(self.walk.parameters)
+        if self.values:
+            self.sums = {name: fingerprint(p) for name, p in self.walk.parameters.items()}
+
+    def _small(self, now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The buffers whose values are compared in every step."""
+        if not self.values and not any(b.is_floating_point() or not b.is_cuda for b in now.values()):
+            return {}
+        found, left = {}, SMALL
+        for name, b in now.items():
+            size = b.numel()
+            if (size <= left or self.values) and b.dtype in PLAIN and b.layout == torch.strided and not b.is_meta:
+                found[name], left = b, left - size
+        return found
 
     def changed(self) -> list[str]:
         """Names of buffers that differ from what was remembered, those that came or went included."""
@@ -46,18 +84,42 @@ class Buffers:
         for name, b in now.items():
             if name in self.kept:
                 tensor, written, copy = self.kept[name]
-                if (tensor is not b or written != version(b) or written < 0) and not same(b, copy):
+                moved = tensor is not b or written != version(b) or written < 0 or self.places[name] != place(b)
+                if moved and not same(b, copy):
                     names.append(name)
+        if not names and self.flat and not alike(flattened({name: now[name] for name in self.small}), self.flat):
+            names = [name for name in self.small if not same(now[name], self.kept[name][2])]
         return names
 
+    def written(self) -> list[str]:
+        """Names of parameters, frozen ones too, that are not what was remembered. After `changed`."""
+        now = self.walk.parameters
+        if marks(now) == self.marks:
+            return []
+        return [name for name in {**self.marks, **now} if marks({name: now.get(name)}) != {name: self.marks.get(name)}]
+
     def verify(self) -> None:
-        """Put everything back and say which buffer it was, if one changed."""
+        """Put buffers back and say which one it was, if one changed."""
         changed = self.changed()
         if changed:
             self.restore()
             raise PrivacyError(
                 f"buffer {changed[0]!r} changes in the forward pass, and would be released as it is with the model; "
                 "freeze it (running statistics: .eval(); observers and codebooks: switch their updates off)"
+            )
+        self._refuse(self.written())
+
+    def verify_values(self) -> None:
+        """`verify`, and the numbers of all parameters."""
+        self.verify()
+        self._refuse([name for name, p in self.walk.parameters.items() if fingerprint(p) != self.sums[name]])
+
+    @staticmethod
+    def _refuse(names: list[str]) -> None:
+        if names:
+            raise PrivacyError(
+                f"parameter {names[0]!r} is written to in the forward pass, and would be released with what the data "
+                "put there; take the write out, and load the parameter anew: it was not put back"
             )
 
     @torch.no_grad()
@@ -74,9 +136,7 @@ class Buffers:
                 self._put(name, None)
 
     def _put(self, name: str, now: Tensor | None) -> None:
-        tensor, written, copy = self.kept[name]
-        if now is tensor and version(tensor) == written >= 0:
-            return
+        tensor, _, copy = self.kept[name]
         owner, _, last = name.rpartition(".")
         if now is not tensor:
             self.model.get_submodule(owner)._buffers[last] = tensor
@@ -88,6 +148,59 @@ class Buffers:
 
 def version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def marks(tensors: Mapping[str, Tensor | None]) -> dict[str, Mark | None]:
+    try:
+        return {n: None if t is None else (id(t), t._version, t.data_ptr()) for n, t in tensors.items()}
+    except RuntimeError:  # inference tensors have no version, some kinds no address
+        return {n: None if t is None else (id(t), version(t), place(t)) for n, t in tensors.items()}
+
+
+def place(tensor: Tensor) -> int:
+    """Where its numbers lie, as far as that can be told."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+@torch.no_grad()
+def flattened(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """The bits of all of them, one tensor for each device and dtype."""
+    groups: dict[Any, list[Tensor]] = {}
+    for t in tensors.values():
+        groups.setdefault((t.device, t.dtype), []).append(t.reshape(-1))
+    return [torch.cat(parts).view(BITS[parts[0].element_size()]) for parts in groups.values()]
+
+
+def alike(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Equal bit for bit; waits for a GPU once."""
+    if len(a) != len(b) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(a, b, strict=True)):
+        return False
+    if not any(x.is_cuda for x in a):
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    home = next(x.device for x in a if x.is_cuda)
+    return not bool(torch.stack([(x != y).any().to(home) for x, y in zip(a, b, strict=True)]).any())
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor) -> int:
+    """64 bits of its numbers: any single change shows, several cancel with odds of about 2^-32 or less."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
+        return 0
+    flat = tensor.detach().reshape(-1).view(BITS[tensor.element_size()])
+    total = 0
+    for start in range(0, flat.numel(), 1 << 20):
+        part = flat[start : start + (1 << 20)].long()
+        total = (total * 1000003 + int((part * _multipliers(part.device)[: len(part)]).sum())) & (2**64 - 1)
+    return total
+
+
+@functools.lru_cache(maxsize=2)
+def _multipliers(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randint(-(2**62), 2**62, (1 << 20,), generator=generator) * 2 + 1).to(device)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -144,4 +257,14 @@ def refuse_raw_gradients(parameters: Mapping[str, Tensor]) -> None:
             raise PrivacyError(
                 f"losses left a gradient in parameter {name!r}; p.grad may hold nothing but the private gradient: "
                 "return the losses, one per example, and write nothing there"
+            )
+
+
+def refuse_hooks(parameters: Mapping[str, Tensor]) -> None:
+    """A hook on a parameter would see, or change, gradients that are not private."""
+    for name, p in parameters.items():
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise PrivacyError(
+                f"parameter {name!r} carries a gradient hook, which could see gradients before they are private; remove "
+                "it, and work on p.grad after private.backward"
             )

@@ -19,6 +19,7 @@ class Walk:
         self.model = model
         self.modules: list[nn.Module] = []
         self.buffers: dict[str, Tensor] = {}
+        self.parameters: dict[str, Tensor] = {}  # frozen ones too
         self._marks: list[Any] = []
 
     def moved(self) -> bool:
@@ -26,6 +27,7 @@ class Walk:
             return False
         self.modules = list(self.model.modules())
         self.buffers = dict(self.model.named_buffers())
+        self.parameters = dict(self.model.named_parameters())
         self._marks = self._look()
         return True
 
