@@ -32,7 +32,7 @@ def squares(grad: Tensor) -> Tensor:
 
 def chunk(use: Use, numbers: int, device: torch.device) -> int:
     """How many examples to materialise at once, `numbers` being what one of them takes."""
-    room = 2**26 if device.type == "cuda" else 2**19
+    room = 2**26 if device.type == "cuda" else 2**20
     return max(1, min(use.n, room // max(1, numbers)))
 
 
