@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
 
 from sordino import Budget, Unsupported
 from sordino.accounting.balls_in_bins import (
+    BinsCurve,
     _spread,
     add_delta,
     bins_delta,
     jensen_add_delta,
     remove_delta,
 )
-from sordino.accounting.gaussian import gaussian_delta
+from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from sordino.plan import plan
 
 from .reference import bins_monte_carlo, two_bins_delta
@@ -129,3 +131,48 @@ def test_every_epsilon_calibrates(epsilon: float) -> None:
 def test_a_non_trivial_c_is_unsupported_for_now() -> None:
     with pytest.raises(Unsupported, match="lambda-cgd:0.9.*correlated noise"):
         plan(Budget(8, 1e-5), examples=1000, batch_size=10, epochs=2, noise="lambda-cgd:0.9", sampling="balls-in-bins")
+
+
+@pytest.mark.parametrize("sigma", [1e-200, 1e-30, 1e-3, 0.03, 0.06, 1e4, 1e9])
+def test_any_noise_has_an_answer_and_soon(sigma: float) -> None:
+    start = time.perf_counter()
+    planned = plan(noise_multiplier=sigma, delta=1e-5, examples=20_000, batch_size=100, epochs=2,
+                   sampling="balls-in-bins", parameters=1000)  # fmt: skip
+    unknown = plan(noise_multiplier=sigma, delta=1e-5, examples=20_000, batch_size=100, epochs=2,
+                   sampling="balls-in-bins")  # fmt: skip
+    without = gaussian_epsilon(1e-5, math.sqrt(2) / sigma)
+    assert 0.0 <= unknown.account().epsilon <= (without if without < 1e18 else math.inf)
+    assert unknown.account().epsilon >= 0.9 * without or 0.03 < sigma
+    assert planned.account().epsilon >= unknown.account().epsilon
+    assert time.perf_counter() - start < 5  # 0.1 s on an idle machine
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 300.0, 301.0, 1e5, 1e300])
+@pytest.mark.parametrize("s", [1e-9, 1e-4, 1.0, 40.0, 70.0, 1e30, 1e200, math.inf])
+def test_delta_is_a_probability_everywhere(epsilon: float, s: float) -> None:
+    assert 0.0 <= BinsCurve(7, s).delta(epsilon) <= gaussian_delta(epsilon, s) <= 1.0
+
+
+@pytest.mark.parametrize("s", [1e-4, 0.003, 0.05])
+def test_a_grid_from_where_the_mass_is_changes_nothing(s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sordino.accounting.balls_in_bins as module
+
+    found = {}
+    for bottom in ("its own", "zero"):
+        if bottom == "zero":
+            monkeypatch.setattr(module, "_bottom", lambda s, top: 0.0)
+        found[bottom] = [f(10, s, s / 2, 0.01) for f in (remove_delta, add_delta)]
+    assert found["its own"] == pytest.approx(found["zero"], rel=2e-3)
+    assert max(found["its own"]) <= gaussian_delta(s / 2, s)
+
+
+@pytest.mark.parametrize("bins", [2, 30])
+@pytest.mark.parametrize("s", [1e-3, 1e-4])
+@pytest.mark.parametrize("x", [0.0, 2.0, 4.0])
+def test_next_to_no_loss_is_nearly_normal(bins: int, s: float, x: float) -> None:
+    """r − 1 is about N(0, s²/b)."""
+    deviation = s / math.sqrt(bins)
+    epsilon = x * deviation
+    truth = deviation * (math.exp(-x * x / 2) / math.sqrt(2 * math.pi) - x * math.erfc(x / math.sqrt(2)) / 2)
+    for found in (remove_delta(bins, s, epsilon), add_delta(bins, s, epsilon)):
+        assert found == pytest.approx(truth, rel=40 * s + 1e-4, abs=1e-11)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sordino import Budget, Unsupported
-from sordino.accounting import account, calibrate, gaussian_delta
+from sordino.accounting import account, calibrate, gaussian_delta, gaussian_epsilon
 from sordino.accounting.subsampled import PLDCurve, RDPCurve
 from sordino.budget import Schedule
 from sordino.plan import plan
@@ -161,3 +161,46 @@ def test_epsilon_printed_is_epsilon_asked() -> None:
                 sampling=sampling,
             )
             assert back.guarantee().epsilon == p.guarantee().epsilon <= epsilon
+
+
+@pytest.mark.parametrize("sigma", [1e-320, 1e-200, 1e-30, 1e-10, 1e-3, 1e4, 1e100])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_any_noise_has_an_answer(sigma: float, accountant: str) -> None:
+    run = {"examples": 1000, "batch_size": 100, "epochs": 2, "accountant": accountant}
+    for parameters in (None, 10**12):
+        found = plan(noise_multiplier=sigma, delta=1e-5, parameters=parameters, **run).account()  # type: ignore[arg-type]
+        assert found.epsilon >= 0.0
+    schedule = Schedule(examples=1000, batch_size=100, epochs=2)
+    strategy, sampling = make_strategy("identity", 20), make_sampling("poisson", schedule)
+    for epsilon in (0.0, 1.0, 1e4, 1e300):
+        assert 0.0 <= account(strategy, sampling, sigma, epsilon=epsilon, accountant=accountant).delta <= 1.0
+    if sigma <= 1e-3:
+        assert account(strategy, sampling, sigma, epsilon=1.0, accountant=accountant).delta > 0.5
+
+
+@pytest.mark.parametrize("error", [OverflowError("math range error"), ValueError("no"), MemoryError()])
+def test_what_the_library_raises_is_answered_by_a_coarser_bound(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sordino.accounting.subsampled as module
+
+    def broken(*arguments: object) -> None:
+        raise error
+
+    curve, rdp = PLDCurve(0.1, 1.0, 50), RDPCurve(0.1, 1.0, 50)
+    tight = curve.epsilon(1e-5), curve.delta(2.0)
+    middle = rdp.epsilon(1e-5), rdp.delta(2.0)
+    monkeypatch.setattr(module, "_compose", broken)
+    assert curve.epsilon(1e-5) == middle[0] >= tight[0] and curve.delta(2.0) >= middle[1] >= tight[1]
+    monkeypatch.setattr(module, "_rdp", broken)
+    mu = math.sqrt(50)
+    assert curve.epsilon(1e-5) == gaussian_epsilon(1e-5, mu) > middle[0]
+    assert curve.delta(2.0) >= gaussian_delta(2.0, mu) > middle[1]
+
+
+def test_calibrating_ends_where_only_one_direction_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        PLDCurve, "epsilon", lambda self, delta: RDPCurve(self.q, self.sigma, self.steps).epsilon(delta)
+    )
+    planned = plan(Budget(2.0, 1e-5), examples=1000, batch_size=100, epochs=2)
+    assert planned.account().epsilon <= 2.0

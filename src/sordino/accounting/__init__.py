@@ -142,8 +142,10 @@ def calibrate(
     coarse = least(lambda sigma: excess(sigma, True), start, tolerance=max(1e-4, chosen.tolerance), step=2.0)
     sigma = least(lambda sigma: excess(sigma, False), coarse, tolerance=chosen.tolerance, step=1.002)
     # What is reported is ε at δ, not δ at ε: the same curve read the other way, up to rounding.
+    stride = max(1e-12, chosen.tolerance / 8)
     while chosen.epsilon(Query(strategy, sampling, sigma, count), budget.delta, parameters) > budget.epsilon:
-        sigma *= 1.0 + max(1e-12, chosen.tolerance / 8)
+        # Wider every time, for where one direction has to be answered by a coarser bound than the other.
+        sigma, stride = sigma * (1.0 + stride), min(1.0, stride * 1.5)
     return sigma
 
 

@@ -14,7 +14,7 @@ to the cell's two ends, mean preserved, is a mean-preserving spread, so it can o
 convex function, one X_i after another; the error is of second order in the grid. Remove is summed as
 ``Σ (p̃ * p^{*(b−1)})(w) · (1 − b e^ε/w)₊``, p̃(x) = x·p(x): all terms lie in [0, 1], where summing
 ``(w/b − e^ε)₊`` would multiply the rounding errors by e^ε. A term for every approximation is added:
-the mass above the grid (in closed form), what the circular convolution folds over (Chernoff; folded mass only
+the mass above and below the grid (in closed form), what the circular convolution folds over (Chernoff; folded mass only
 ever adds), and the rounding of the FFT (``ulp · b · log n · √n · ‖p‖₂``, far above what is observed).
 Add is bounded in closed form by Jensen's inequality, ``r ≥ exp(mean_i log X_i)``, or by the same convolution.
 
@@ -40,6 +40,9 @@ FINE, COARSE = 0.0015, 0.006  # grid spacing, in units of (threshold − mean)/�
 LARGEST_GRID = 1 << 22
 NEGLIGIBLE = 32.0  # −ln of what is left outside the window
 SMALLEST_DELTA = 1e-9  # below, rounding decides: answer without amplification
+# Outside, floating point ends (e^ε) or cannot tell lognormals from 1: answer without amplification. At large s and
+# ε the difference is ln b of an ε in the hundreds; at small s, of an ε below 1e-4.
+LARGEST_EPSILON, LEAST_S, LARGEST_S = 300.0, 1e-5, 60.0
 
 
 class BallsInBinsConvolution(Accountant):
@@ -107,7 +110,7 @@ class BinsCurve:
 
     def delta(self, epsilon: float) -> float:
         without = gaussian_delta(epsilon, self.s)  # the bin known: an upper bound too (joint convexity)
-        if without <= SMALLEST_DELTA:
+        if without <= SMALLEST_DELTA or epsilon > LARGEST_EPSILON or not LEAST_S < self.s < LARGEST_S:
             return without
         return min(without, max(SMALLEST_DELTA, bins_delta(self.bins, self.s, epsilon, self.spacing)))
 
@@ -117,7 +120,7 @@ class BinsCurve:
 
     def search(self, delta: float) -> float:
         high = gaussian_epsilon(delta, self.s)
-        if delta <= SMALLEST_DELTA or high == 0.0:
+        if delta <= SMALLEST_DELTA or high == 0.0 or high == math.inf or not LEAST_S < self.s < LARGEST_S:
             return high
 
         def excess(epsilon: float) -> float:
@@ -168,14 +171,16 @@ def remove_delta(bins: int, s: float, epsilon: float, spacing: float = FINE) -> 
     while top < 64.0 * threshold and bins * _above(top, s)[0] > 1e-3:
         top *= 2.0
     top = min(top, end)
-    h = _spacing(bins, s, threshold - bins, top, spacing)
-    p = _spread(s, h, math.ceil(top / h))
-    top = (len(p) - 1) * h
-    biased = p * np.arange(len(p)) * h
+    bottom = _bottom(s, top)
+    h = _spacing(bins, s, threshold - bins, top - bottom, spacing)
+    p = _spread(s, h, math.ceil((top - bottom) / h), bottom)
+    p[0] += _below(bottom, s)  # raising X only increases the integrand
+    top = bottom + (len(p) - 1) * h
+    biased = p * (bottom + np.arange(len(p)) * h)
     above, above_biased = _above(top, s)
     beyond = above_biased + (bins - 1) * above - (threshold * above if top >= threshold else 0.0)
     low, mass, extra = _convolve(p, biased, bins - 1, h)
-    w = (low + np.arange(len(mass))) * h
+    w = bins * bottom + (low + np.arange(len(mass))) * h
     gain = np.zeros_like(w)
     np.divide(threshold, w, out=gain, where=w > threshold)
     inside = float(mass @ np.where(w > threshold, 1.0 - gain, 0.0))
@@ -186,34 +191,49 @@ def add_delta(bins: int, s: float, epsilon: float, spacing: float = FINE) -> flo
     """``E(1 − e^ε r)₊``, from above; X beyond the threshold contributes nothing."""
     threshold = bins * math.exp(-epsilon)
     top = min(1.001 * threshold, math.exp(min(700.0, -s * s / 2 + 9.0 * s)))
-    h = _spacing(bins, s, bins - threshold, top, spacing)
-    p = _spread(s, h, math.ceil(top / h))
-    top = (len(p) - 1) * h
+    bottom = _bottom(s, top)
+    h = _spacing(bins, s, bins - threshold, top - bottom, spacing)
+    p = _spread(s, h, math.ceil((top - bottom) / h), bottom)
+    top = bottom + (len(p) - 1) * h
     if top < threshold:
         p[-1] += _above(top, s)[0]  # lowering X only increases the integrand
     low, mass, extra = _convolve(p, p, bins - 1, h)
-    w = (low + np.arange(len(mass))) * h
+    extra += bins * _below(bottom, s)  # any X below the grid: the integrand is at most 1
+    w = bins * bottom + (low + np.arange(len(mass))) * h
     inside = float(mass @ np.maximum(0.0, 1.0 - w / threshold))
     return min(1.0, max(0.0, inside) + extra)
 
 
-def _spacing(bins: int, s: float, distance: float, top: float, spacing: float) -> float:
+def _spacing(bins: int, s: float, distance: float, width: float, spacing: float) -> float:
     """h, so that spreading adds little to the variance of W compared with (threshold − mean)², or with its own."""
-    return max(spacing * max(distance / math.sqrt(bins), min(1.0, s)), top * 4 / LARGEST_GRID)
+    return max(spacing * max(distance / math.sqrt(bins), min(1.0, s)), width * 4 / LARGEST_GRID)
 
 
-def _spread(s: float, h: float, cells: int) -> np.ndarray:
-    """The lognormal of mean 1 on ``[0, cells·h]``, each cell's mass moved to its ends with the mean preserved."""
+def _bottom(s: float, top: float) -> float:
+    """Where the grid starts: next to nothing lies below (Φ(−9)), and for small s that is nearly all of [0, 1]."""
+    bottom = math.exp(-s * s / 2 - 9.0 * s)
+    return bottom if bottom < top else top / 2
+
+
+def _below(bottom: float, s: float) -> float:
+    """P(X < bottom)."""
+    from scipy.special import ndtr
+
+    return float(ndtr(math.log(bottom) / s + s / 2)) if bottom > 0.0 else 0.0
+
+
+def _spread(s: float, h: float, cells: int, bottom: float = 0.0) -> np.ndarray:
+    """The lognormal of mean 1 on ``bottom + [0, cells·h]``, each cell's mass moved to its ends, the mean preserved."""
     from scipy.special import ndtr
 
     with np.errstate(divide="ignore"):
-        z = np.log(np.arange(cells + 1) * h) / s + s / 2
+        z = np.log(bottom + np.arange(cells + 1) * h) / s + s / 2
 
     def masses(z: np.ndarray) -> np.ndarray:  # differences on the side where they do not cancel
         return np.where(z[:-1] > 0, ndtr(-z[:-1]) - ndtr(-z[1:]), ndtr(z[1:]) - ndtr(z[:-1]))
 
     mass, first = masses(z), masses(z - s)  # ∫ dP and ∫ x dP over each cell
-    upper = np.clip(first / h - np.arange(cells) * mass, 0.0, mass)
+    upper = np.clip((first - bottom * mass) / h - np.arange(cells) * mass, 0.0, mass)
     p = np.zeros(cells + 1)
     p[1:] += upper
     p[:-1] += mass - upper
@@ -229,7 +249,7 @@ def _above(top: float, s: float) -> tuple[float, float]:
 
 
 def _convolve(p: np.ndarray, first: np.ndarray, times: int, h: float) -> tuple[int, np.ndarray, float]:
-    """``first * p^{*times}`` on a window (its first index, the masses), and a bound on what this leaves out."""
+    """``first * p^{*times}`` by index on a window (its first, the masses), and a bound on what this leaves out."""
     from scipy import fft
 
     x = np.arange(len(p)) * h

@@ -18,6 +18,8 @@ from ..sampling import Sampling
 from ..strategies import Strategy
 from .tails import log_kept
 
+LARGEST_EPSILON = 1e18
+
 
 @dataclass(frozen=True)
 class Query:
@@ -81,8 +83,9 @@ class Accountant(ABC):
         if parameters:
             tail = self.tails(query, curve, parameters)
             delta += tail.expected if tail.holds(epsilon) else tail.worst
-            delta /= math.exp(log_kept(query.steps, parameters))
-        return min(1.0, max(0.0, delta))
+            kept = math.exp(log_kept(query.steps, parameters))
+            delta = delta / kept if kept > 0.0 else 1.0
+        return 1.0 if math.isnan(delta) else min(1.0, max(0.0, delta))
 
     def epsilon(self, query: Query, delta: float, parameters: int | None) -> float:
         """The smallest ε known for δ, tails and failure probability included; inf where there is none."""
@@ -94,13 +97,18 @@ class Accountant(ABC):
         curve = self.curve(query)
         left = delta - self.failure_probability
         if not parameters:
-            return max(0.0, curve.epsilon(left)) if left > 0 else math.inf
+            return _reported(curve.epsilon(left)) if left > 0 else math.inf
         tail = self.tails(query, curve, parameters)
         left = left * math.exp(log_kept(query.steps, parameters))
         for term, needs_check in ((tail.expected, True), (tail.worst, False)):
             if left - term <= 0.0:
                 continue
-            epsilon = max(0.0, curve.epsilon(left - term))
+            epsilon = _reported(curve.epsilon(left - term))
             if not needs_check or tail.holds(epsilon):
                 return epsilon
         return math.inf
+
+
+def _reported(epsilon: float) -> float:
+    """At least 0; what is not a number, or too large to mean or be printed as anything, is no guarantee."""
+    return max(0.0, epsilon) if epsilon <= LARGEST_EPSILON else math.inf

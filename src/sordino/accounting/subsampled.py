@@ -6,6 +6,10 @@ composes Rényi divergences, and is looser but holds at any δ, however small. T
 carries rounding errors of up to a few 1e-12, so `pld` gives away ``FFT_ERROR`` of δ, and where δ is not
 well above that it answers with `rdp`. Adjacency is add/remove, both directions.
 
+Where the library cannot answer (σ so small that it leaves floating point), `pld` falls back on `rdp`, and `rdp` on the
+Gaussian mechanism without amplification, μ = √t/σ: the run is a mixture over who takes part when, each part
+at most that mechanism, and δ is jointly convex.
+
 **Discretisation.** Connecting the dots with spacing h adds at most h²/6 to the variance s² of one step's
 loss, hence about h²/12s² to ε, relatively, whatever T is: h = s/40 costs 5e-5, h = s/8 (for
 bracketing a search) a thousandth. Without this, a fixed h is either slow or, at small q and many steps, loose.
@@ -14,6 +18,7 @@ bracketing a search) a thousandth. Without this, a fixed h is either slow or, at
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,7 +29,7 @@ from ..sampling import Poisson, Sampling
 from ..sampling.poisson import RATE_ERROR
 from ..strategies import Strategy
 from .base import Accountant, Curve, Query, Tail
-from .gaussian import GaussianCurve
+from .gaussian import GaussianCurve, gaussian_delta, gaussian_epsilon
 from .tails import lost_mass
 
 FFT_ERROR = 1e-11
@@ -100,6 +105,16 @@ def _rate(query: Query) -> float:
     return min(1.0, rate + RATE_ERROR)
 
 
+def _first_answer(answer: Callable[[], float], coarser: Callable[[], float]) -> float:
+    """`answer`, or `coarser` where the library raises (whatever it raises) or has no finite number to give."""
+    try:
+        with np.errstate(all="ignore"):
+            found = float(answer())
+    except Exception:
+        found = math.nan
+    return found if math.isfinite(found) else coarser()
+
+
 @dataclass(frozen=True)
 class RDPCurve:
     """t compositions at rate q, through Rényi divergences."""
@@ -109,10 +124,23 @@ class RDPCurve:
     steps: int
 
     def delta(self, epsilon: float) -> float:
-        return float(min(1.0, max(0.0, _rdp(self.q, self.sigma, self.steps).get_delta(epsilon))))
+        found = _first_answer(
+            lambda: _rdp(self.q, self.sigma, self.steps).get_delta(epsilon),
+            lambda: gaussian_delta(epsilon, self._shift),
+        )
+        return min(1.0, max(0.0, found))
 
     def epsilon(self, delta: float) -> float:
-        return float(max(0.0, _rdp(self.q, self.sigma, self.steps).get_epsilon(delta)))
+        found = _first_answer(
+            lambda: _rdp(self.q, self.sigma, self.steps).get_epsilon(delta),
+            lambda: gaussian_epsilon(delta, self._shift),
+        )
+        return max(0.0, found)
+
+    @property
+    def _shift(self) -> float:
+        """As if the example took part in every step."""
+        return math.sqrt(self.steps) / self.sigma
 
 
 @dataclass(frozen=True)
@@ -125,14 +153,19 @@ class PLDCurve:
     coarse: bool = False
 
     def delta(self, epsilon: float) -> float:
-        delta = float(self._composed().get_delta_for_epsilon(epsilon)) + FFT_ERROR
+        delta = FFT_ERROR + _first_answer(
+            lambda: self._composed().get_delta_for_epsilon(epsilon), lambda: self._rdp.delta(epsilon)
+        )
         return min(1.0, delta if delta >= SMALLEST_DELTA else min(delta, self._rdp.delta(epsilon)))
 
     def epsilon(self, delta: float) -> float:
         if delta < SMALLEST_DELTA:
             return self._rdp.epsilon(delta)
         # The library searches a little beyond its own answer; never take less than 0.
-        return max(0.0, float(self._composed().get_epsilon_for_delta(delta - FFT_ERROR)))
+        found = _first_answer(
+            lambda: self._composed().get_epsilon_for_delta(delta - FFT_ERROR), lambda: self._rdp.epsilon(delta)
+        )
+        return max(0.0, found)
 
     @property
     def _rdp(self) -> RDPCurve:
