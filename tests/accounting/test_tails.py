@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,3 +137,13 @@ def test_a_huge_epsilon_still_calibrates_but_to_noise_wide_enough_for_one_entry(
     assert p.noise_multiplier > 2 * bare.noise_multiplier
     assert 15 < p.guarantee().epsilon < 100
     assert pair_loss(1 / bare.noise_multiplier) > 1e-6
+
+
+def test_the_pages_state_the_term_that_is_added() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    n, s = 10_000, 1.3
+    a = math.exp(-(R_MAX**2) / 2) / math.sqrt(2 * math.pi) * R_MAX * math.sqrt(2 / math.pi)
+    assert lost_mass(s, n) == pytest.approx(a * s * (math.sqrt(n / 2) - 1) + pair_loss(s))
+    for page in ("noise.md", "accounting.md"):
+        text = (docs / page).read_text(encoding="utf-8").replace(" ", "")
+        assert "a·s·(√(n/2)−1)+H(s)" in text and "a=φ(R_MAX)·R_MAX·√(2/π)" in text
