@@ -60,56 +60,61 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
 
 
 def conv(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
-    return _conv(recorder, *args, **kwargs)
+    def of(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        return _apply(recorder, input, weight, bias, stride, padding, dilation, None, groups)
 
-
-def _conv(
-    recorder: Recorder,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    dims = weight.dim() - 2
-    if not _plain(recorder, input, weight, bias):
-        return NotImplemented
-    dilations = _tuple(dilation, dims)
-    if padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
-        sides = [side for t in reversed(total) for side in (t // 2, t - t // 2)]
-        with recorder:
-            input = F.pad(input, sides)
-        padding = 0
-    elif padding == "valid":
-        padding = 0
-    spec = ConvSpec(weight, _tuple(stride, dims), _tuple(padding, dims), dilations, False, (0,) * dims, groups)
-    return Conv(recorder, spec, bias).apply(input)
+    return of(*args, **kwargs)
 
 
 def conv_transpose(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
-    return _conv_transpose(recorder, *args, **kwargs)
+    def of(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        return _apply(recorder, input, weight, bias, stride, padding, dilation, output_padding, groups)
+
+    return of(*args, **kwargs)
 
 
-def _conv_transpose(
+def _apply(
     recorder: Recorder,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    output_padding: Any,
+    groups: int,
 ) -> Any:
-    dims = weight.dim() - 2
+    """Both kinds; a convolution has no `output_padding`."""
     if not _plain(recorder, input, weight, bias):
         return NotImplemented
+    dims = weight.dim() - 2
+    dilations = _tuple(dilation, dims)
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
+        with recorder:
+            input = F.pad(input, [side for t in reversed(total) for side in (t // 2, t - t // 2)])
+    if padding in ("same", "valid"):
+        padding = 0
     spec = ConvSpec(
-        weight, _tuple(stride, dims), _tuple(padding, dims), _tuple(dilation, dims),
-        True, _tuple(output_padding, dims), groups,
+        weight, _tuple(stride, dims), _tuple(padding, dims), dilations,
+        output_padding is not None, _tuple(output_padding or 0, dims), groups,
     )  # fmt: skip
     return Conv(recorder, spec, bias).apply(input)
 
