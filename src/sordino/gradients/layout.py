@@ -56,6 +56,12 @@ class Layout:
             return tensor if self.dim == 0 else tensor.movedim((self.dim, self.dim + 1), (0, 1))
         return tensor.movedim((self.dim + 1, self.dim), (0, 1))
 
+    def rows(self, tensor: Tensor, n: int) -> Tensor:
+        """(n, everything but the last dimension, the last): what a matrix product sees of each example."""
+        if self.dim == 0 and tensor.shape[0] == n:  # nearly always
+            return tensor if tensor.dim() == 3 else tensor.reshape(n, -1, tensor.shape[-1])
+        return self.front(tensor, n).flatten(1, -2)
+
     def back(self, fronted: Tensor) -> Tensor:
         """The inverse of `front`; leading dimensions before those of `front` are kept.
 

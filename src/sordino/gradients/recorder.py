@@ -44,6 +44,7 @@ METADATA = frozenset(
         *(getattr(Tensor, name).__get__ for name in (
             "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_cpu", "is_leaf", "is_meta",
             "is_sparse", "is_quantized", "is_nested", "is_mps", "is_xpu", "grad_fn", "_version", "_base",
+            "grad", "_backward_hooks", "_post_accumulate_grad_hooks",
         )),
         Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size, Tensor.ndimension, Tensor.get_device,
         Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.data_ptr, Tensor.__len__,

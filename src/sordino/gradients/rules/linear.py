@@ -48,9 +48,9 @@ class Linear(Operation):
         layout = self.recorder.layout(self.key, g)
         if layout is not None:
             n = self.recorder.n
-            left = layout.front(g, n).flatten(1, -2)
+            left = layout.rows(g, n)
             if self.trains_weight:
-                right = layout.front(x, n).flatten(1, -2)
+                right = layout.rows(x, n)
                 self.recorder.sink(self.weight, Factors(right, left) if self.flipped else Factors(left, right))
             if self.trains_bias:
                 grad = exact(left).sum(1) if left.shape[1] > 1 else left[:, 0]
