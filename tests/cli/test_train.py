@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -222,6 +223,26 @@ def test_a_resumed_run_must_be_the_same(run: Any, tmp_path: Path) -> None:
     assert (out / "model.safetensors").read_bytes() == before
     (out / "config.toml").write_text("epsilon = 3")
     assert run("train", "--resume", "--out", out)[0] == 2
+
+
+@pytest.mark.parametrize("where", ["before the save", "in the save"])
+def test_a_run_cut_short_before_its_first_save_is_started_again(run: Any, tmp_path: Path, where: str) -> None:
+    out = tmp_path / "out"
+    killed = {
+        "before the save": "import sordino.private as m; m.Private.save = lambda *a: os._exit(9)",
+        "in the save": "import sordino.state.saving as m; m.write = lambda *a: os._exit(9)",
+    }[where]
+    script = f"import os, sys; {killed}; from sordino.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", script, "train", *map(str, SMALL), "--out", str(out)]
+    assert subprocess.run(command, capture_output=True).returncode == 9
+    assert (out / "config.toml").exists() and (out / "checkpoints" / "starting").exists() == (where == "in the save")
+    code, _, err = run("train", "--resume", "--out", out)
+    assert code == 2 and "cut short before its first save; start it without --resume" in err and err.count("\n") == 1
+    assert run("train", *SMALL, "--out", out)[0] == 0
+    assert not (out / "checkpoints" / "starting").exists()
+    shutil.rmtree(out / "checkpoints")  # of a run that did begin
+    code, _, err = run("train", *SMALL, "--out", out)
+    assert code == 2 and "is not empty" in err
 
 
 LONG = [

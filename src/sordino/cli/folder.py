@@ -32,6 +32,9 @@ numbers of the sensitivity check, accuracy on held-out private data. The guarant
 and know that every choice made by looking at it is not covered either.
 """
 
+# What there may be before the first checkpoint is whole.
+_FIRST = {"config.toml", "plan.json", "metrics.jsonl", "checkpoints", "private", ".config.toml", ".plan.json"}
+
 
 class RunFolder:
     """Where a run is written. Nothing is made before `create`."""
@@ -43,7 +46,25 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def never_begun(self) -> bool:
+        """Whether a run was started here that was cut short before its first save: nothing of it was released."""
+        from ..noise import Keys
+        from ..state import has_save
+
+        if not (self.path / "config.toml").is_file() or has_save(self.checkpoints):
+            return False
+        private, metrics, key = self.path / "private", self.path / "metrics.jsonl", self.checkpoints / "key"
+        if {p.name for p in self.path.iterdir()} - _FIRST or (metrics.exists() and metrics.stat().st_size):
+            return False  # it did begin, and its checkpoints were removed
+        if private.exists() and {p.name for p in private.iterdir()} - {"README"}:
+            return False
+        if key.exists():
+            Keys.lock(key).release()  # refuses if a process is about its first save
+        return True
+
     def refuse_if_used(self) -> None:
+        if self.never_begun():
+            return
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             resumable = (self.path / "config.toml").exists()
             hint = "go on with it (--resume) or choose" if resumable else "choose"
@@ -54,7 +75,7 @@ class RunFolder:
 
         with _written(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "private").mkdir(mode=0o700)
+            (self.path / "private").mkdir(mode=0o700, exist_ok=True)
             (self.path / "private" / "README").write_text(_PRIVATE, encoding="utf-8")
             (self.path / "metrics.jsonl").touch()
         self._write("plan.json", to_json(plan) + "\n")

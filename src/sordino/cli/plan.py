@@ -43,9 +43,7 @@ def show_plan(
 ) -> None:
     planned = plan(
         budget,
-        examples=schedule.examples,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
+        **dataclasses.asdict(schedule),
         noise=noise,
         sampling=sampling,
         parameters=parameters,
@@ -71,9 +69,7 @@ def show_account(
     if delta is None:
         raise SordinoError("--delta missing; choose it well under one over the number of examples, such as 1e-5")
     planned = plan(
-        examples=schedule.examples,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
+        **dataclasses.asdict(schedule),
         noise=noise,
         sampling=sampling,
         noise_multiplier=noise_multiplier,
@@ -139,9 +135,7 @@ def show_comparison(
     """Every noise with every sampling; what is not supported comes with its reason."""
     rows = compare(
         budget,
-        examples=schedule.examples,
-        batch_size=schedule.batch_size,
-        epochs=schedule.epochs,
+        **dataclasses.asdict(schedule),
         samplings=None if sampling is None else [sampling],
         parameters=parameters,
     )

@@ -1,10 +1,9 @@
-"""From a `Config` to the things a run is made of: data, model, optimizer, geometry."""
+"""From a `Config` to the things a run is made of: data, model, optimizer, public data."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils.data import TensorDataset
 
 from ..data import BUILT_IN, Arrays, load
 from ..errors import SordinoError
-from ..geometry import GEOMETRIES, Geometry
 from ..models import build
 from ..public import Public
 from .config import Config, Optimizer
@@ -109,21 +107,6 @@ def make_losses(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         return F.cross_entropy(model(inputs), targets, reduction="none")
 
     return losses
-
-
-def make_geometry(choice: str | Mapping[str, Any]) -> Geometry:
-    """A geometry from its name, or from a table of its name and options."""
-    options = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
-    name = options.pop("name", None)
-    if name is None:
-        raise SordinoError(f"geometry={dict(options)!r} needs a name, such as name = 'adadps'")
-    entry = GEOMETRIES.parse(name)[0]
-    known = list(inspect.signature(entry.build).parameters)
-    for option in options:
-        if option not in known:
-            known_words = ", ".join(known) or "(none)"
-            raise SordinoError(f"geometry={name!r} has no option {option!r}; known: {known_words}")
-    return entry.build(**options)
 
 
 def make_public(config: Config, model: nn.Module, data: Arrays) -> Public | None:

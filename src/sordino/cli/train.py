@@ -61,6 +61,10 @@ def _resumed(
     if out is None:
         raise SordinoError("--resume needs --out, the folder of the run")
     tables = folder.config()
+    if folder.never_begun():
+        raise StateError(
+            f"the run in --out {str(out)!r} was cut short before its first save; start it without --resume"
+        )
     config = validate(tables, str(folder.path / "config.toml"))
     asked = override(read_toml(config_path) if config_path is not None else tables, overrides)
     was, now = config.as_toml(), validate(asked, str(config_path or "configuration")).as_toml()
@@ -99,7 +103,7 @@ class Run:
             noise=c.noise,
             sampling=c.sampling,
             accountant=c.accountant or "auto",
-            geometry=setup.make_geometry(c.geometry),
+            geometry=c.geometry,
             denoising=c.denoising,  # type: ignore[arg-type]
             public=setup.make_public(c, self.model, self.data.train),
             physical_batch_size=c.physical_batch_size,
