@@ -187,7 +187,7 @@ def ours(noise: str) -> Callable[[Case, nn.Module, tuple[Tensor, ...]], Callable
 
         def ready() -> None:
             """The next batch, fetched outside the timing: the plain step's lies there already too."""
-            waiting[:] = [private.batch(private.step, np.arange(n))]
+            waiting[:] = [private._batch(private.step, np.arange(n))]
             assert waiting[0].data is not None
 
         def losses(*inputs: Tensor) -> Tensor:

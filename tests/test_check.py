@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -689,6 +691,77 @@ def test_other_losses_are_checked_when_they_come() -> None:
     with pytest.raises(PrivacyError):
         step(private, LOSSES["a share of the mean, detached"](model))
     step(private, counted)
+
+
+def mixing(model: nn.Module) -> Any:
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return ce(model)(x - x.mean(0), y)
+
+    return losses
+
+
+def test_another_function_in_the_closure_is_another_losses() -> None:
+    model = mlp()
+
+    def around(inner: Any) -> Any:
+        return lambda x, y: inner(x, y)
+
+    private = make(model)
+    step(private, around(ce(model)))
+    with pytest.raises(PrivacyError):
+        step(private, around(mixing(model)))
+
+
+def test_after_a_load_other_losses_are_checked_and_known_ones_are_not(tmp_path: Path) -> None:
+    model = mlp()
+    with make(model) as private:
+        step(private, ce(model), 2)
+        private.save(tmp_path)
+    for losses in (mixing, ce):
+        model = mlp()
+        with make(model) as private:
+            private.load(tmp_path)
+            calls: list[int] = []
+            inner = losses(model)
+            model.register_forward_pre_hook(lambda m, args, calls=calls: calls.append(len(args[0])))
+            if losses is mixing:
+                with pytest.raises(PrivacyError):
+                    step(private, inner)
+                assert private.step == 2
+            else:
+                step(private, inner)
+                assert private.step == 3 and calls == [24]
+                assert not private.unchecked
+
+
+def test_losses_that_met_no_two_examples_are_told() -> None:
+    model = mlp()
+    private = make(model, points(4), batch_size=4, epochs=9, noise_multiplier=1.0, delta=1e-6, seed=None)
+    step(private, ce(model))
+    assert not private.unchecked
+    private.backward(lambda x, y: ce(model)(x, y) * 2.0, private._batch(1, [2]))
+    assert private.unchecked and "not for all losses" in str(private.guarantee())
+
+
+def test_a_parameter_with_a_gradient_hook_is_refused() -> None:
+    model = mlp()
+    for add in (
+        lambda: model[0].weight.register_hook(lambda g: None),
+        lambda: model[0].weight.register_post_accumulate_grad_hook(lambda p: None),
+    ):
+        private = make(model)
+        handle = add()
+        with pytest.raises(PrivacyError, match="'0.weight' carries a gradient hook"):
+            step(private, ce(model))
+        handle.remove()
+        step(private, ce(model))
+
+    def late(x: Tensor, y: Tensor) -> Tensor:
+        model[0].weight.register_hook(lambda g: None)
+        return ce(model)(x, y)
+
+    with pytest.raises(PrivacyError, match="gradient hook"):
+        step(make(model, check=False), late)
 
 
 def test_the_check_leaves_everything_as_it_was() -> None:

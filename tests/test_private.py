@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+import pickle
 import random
 import re
 from dataclasses import asdict
@@ -729,3 +730,20 @@ def test_what_runs_is_printed() -> None:
                  "euclidean", "denoising none", "ε 3.00 at δ 0.0001", "add/remove", "75 trainable"):  # fmt: skip
         assert part in text, part
     assert "none (no noise)" in make(mlp()).describe()
+
+
+def test_one_row_of_noise_hides_one_sum() -> None:
+    model = mlp()
+    private = make(model, noise_multiplier=1.0, delta=1e-6, seed=None)
+    batch = next(iter(private.batches()))
+    private.backward(ce(model), batch)
+    with pytest.raises(AttributeError):
+        private.step = 0  # type: ignore[misc]
+    private._step = 0  # by force
+    with pytest.raises(SordinoError, match="step 0 was handed out already"):
+        private.backward(ce(model), batch)
+    assert all(p.grad is None for p in model.parameters())
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(SordinoError, match="not pickled or copied"):
+            copied(private)
+    assert not hasattr(private, "batch")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -164,11 +162,3 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     words = ("DefaultCPUAllocator: can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(w in str(error) for w in words)
-
-
-def code_of(function: Callable[..., Any]) -> Any:
-    """What tells one `losses` from another; a lambda written anew in every round of a loop is the same."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None) or type(function)

@@ -234,7 +234,7 @@ class Batches:
                     batch = ahead.next()
                 else:
                     indices = private.draw(step)
-                    batch = private.batch(step, indices, private.source.samples(indices, private.token(step)))
+                    batch = private._batch(step, indices, private.source.samples(indices, private.token(step)))
                 yield batch
                 while private.step == step:  # not released: the same batch again, or an error if nobody tried
                     if private.attempted != step:
@@ -296,7 +296,7 @@ class _Ahead:
         indices = self.drawn.pop(0)
         assert step == self.step
         self.step += 1
-        return self.private.batch(step, indices, unpack(packed))
+        return self.private._batch(step, indices, unpack(packed))
 
     def fits(self) -> bool:
         return self.step == self.private.step and self.run is self.private.run

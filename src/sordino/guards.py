@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from .errors import PrivacyError, SordinoError
 from .walk import Walk
 
-
 SMALL = 1 << 20  # numbers in buffers that are compared one by one in every step
 PLAIN = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
@@ -265,6 +264,6 @@ def refuse_hooks(parameters: Mapping[str, Tensor]) -> None:
     for name, p in parameters.items():
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             raise PrivacyError(
-                f"parameter {name!r} carries a gradient hook, which could see gradients before they are private; remove "
-                "it, and work on p.grad after private.backward"
+                f"parameter {name!r} carries a gradient hook, which could see raw gradients; take "
+                "it off, and work on p.grad after private.backward"
             )

@@ -60,6 +60,7 @@ class Journal:
         self.entries: dict[tuple[int, int], str] = {}
         self.first_steps: list[int] = [0]
         self.steps = 0  # how many steps may have been released
+        self.handed = 0  # how many this process has handed out
         self.closed = False
         self.path: Path | None = None
         self.lines, self.tag = 0, ""  # of the file
@@ -78,6 +79,8 @@ class Journal:
         self.check()
         if noise.first_steps != self.first_steps:
             raise StateError("the noise was re-keyed behind the journal's back; load the last save to go on")
+        if step < self.handed:
+            raise StateError(f"step {step} was handed out already (next: {self.handed}); no step is released twice")
         if self.path is None:
             # A run that lives in memory alone cannot be resumed. Its only redone step is one that raised, and a step
             # that is handed out is counted first: the noise of a sum that nobody has seen may hide another.
@@ -97,6 +100,10 @@ class Journal:
         for row in rows:
             self._take(row)
         noise.first_steps = list(self.first_steps)
+
+    def handed_out(self, step: int) -> None:
+        """The release of `step` left: its noise, and that of steps before it, is used up."""
+        self.handed = max(self.handed, step + 1)
 
     def check(self) -> None:
         if os.getpid() != self._process:

@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from .asked import (
-    code_of,
     flag,
     matrices,
     one_device,
@@ -33,6 +32,7 @@ from .asked import (
 )
 from .batches import Batch, Batches, OnRows, Source
 from .budget import Budget, Guarantee, SordinoWarning, round_up
+from .code import digest_of, key_of
 from .denoising import Denoiser
 from .denoising import build as build_denoiser
 from .denoising import check as check_denoiser
@@ -43,7 +43,7 @@ from .geometry import geometry as build_geometry
 from .gradients.check import CheckReport, check, still_zero
 from .gradients.clipping import Clipping
 from .gradients.engine import Clipped, Engine, Losses, check_model, without_autocast
-from .guards import Buffers, losses_only, refuse_raw_gradients
+from .guards import Buffers, losses_only, refuse_hooks, refuse_raw_gradients
 from .journal import Journal
 from .noise import CorrelatedNoise, Keys, Stream
 from .plan import Plan, plan
@@ -197,7 +197,7 @@ class Private:
         self.geometry, self.denoiser, self.public = geometry, denoiser, public
         self.examples_stated, self.workers = examples_stated, workers
         self.engine = Engine(model, parameters)
-        self.step = 0  # steps released
+        self._step = 0
         self.attempted = -1
         self.check_wanted, self.check_report = check, None  # type: bool, CheckReport | None
         self.last: StepNumbers | None = None
@@ -209,7 +209,10 @@ class Private:
         self.matrices = matrices(model, parameters)
         self.walk, self.looked_over = Walk(model), False
         self.buffers = Buffers(model, self.walk)
-        self._checked: set[Any] | None = set()  # the code of every `losses` that was checked; None: of the next one
+        self._checked: set[Any] = set()  # every `losses` that was checked, and
+        self.checked_code: set[str] = set()  # digests of their code, those of a loaded run included
+        self._unchecked: set[Any] = set()  # those released without
+        self.unchecked_before = False  # whether a loaded run had any
         self.zero_first: set[str] = set()
         self.zero_snapshot: dict[str, Tensor] | None = None
         entry = DENOISERS.find(denoiser.name)
@@ -243,6 +246,11 @@ class Private:
     # -- what runs ----------------------------------------------------------------------
 
     @property
+    def step(self) -> int:
+        """Steps released: the number of the next one."""
+        return self._step
+
+    @property
     def steps(self) -> int:
         """T."""
         return self.plan.steps
@@ -266,7 +274,7 @@ class Private:
         """Secret bytes for the seeds of one step's augmentations; they say nothing about the key."""
         return Stream(self.keys.subkey("augmentation")).words(step, "step", 0, 8).tobytes()
 
-    def batch(self, step: int, indices: Sequence[int], samples: list[Any] | None = None) -> Batch:
+    def _batch(self, step: int, indices: Sequence[int], samples: list[Any] | None = None) -> Batch:
         """The batch of a step, on the device, from its examples."""
         source, token = self.source, self.token(step)
 
@@ -295,7 +303,10 @@ class Private:
         except BaseException:
             self._no_gradient()
             raise
-        self.step += 1  # before anything is handed out: an interrupt from here on must not lead to this step again
+        self._step += 1  # before anything is handed out: an interrupt from here on must not lead to this step again
+        self.journal.handed_out(batch.step)
+        if len(batch) and key_of(losses) not in self._checked:
+            self._unchecked.add(key_of(losses))
         self.last = numbers
         for name, p in self.parameters.items():
             p.grad = grads[name]
@@ -385,6 +396,7 @@ class Private:
             with losses_only():
                 value = losses(*args, **kwargs)
             refuse_raw_gradients(self.parameters)
+            refuse_hooks(self.parameters)
             return value
 
         return run
@@ -434,6 +446,7 @@ class Private:
         if self.folder is not None:
             self.folder.check(self.journal)
         self.journal.check()
+        refuse_hooks(self.parameters)
         if self.walk.moved() or not self.looked_over:
             self.looked_over = False
             check_model(self.model)
@@ -442,11 +455,14 @@ class Private:
 
     def _to_be_checked(self, losses: Losses, batch: Batch) -> bool:
         """The first batch with two examples, and whenever another function computes the losses."""
-        if not self.check_wanted or len(batch) < 2:
+        if not len(batch) or key_of(losses) in self._checked:
             return False
-        if self._checked is None:  # a resumed run does what the first did: what it begins with was checked
-            self._checked = {code_of(losses)}
-        return code_of(losses) not in self._checked
+        if self.checked_code and digest_of(losses, self.model) in self.checked_code:  # checked before it was saved
+            self._checked.add(key_of(losses))
+            return False
+        if key_of(losses) not in self._unchecked:  # what was learnt of other losses may not hold for these
+            self.engine.recorder.forget_layouts()
+        return self.check_wanted and len(batch) > 1
 
     def _check_sensitivity(self, losses: Losses, batch: Batch) -> None:
         report = None
@@ -469,8 +485,11 @@ class Private:
             report = self._within_memory(run, at_once)
         if report is False:  # no finite gradient: nothing could be compared, so the next batch will do
             return
-        assert self._checked is not None
-        self._checked.add(code_of(losses))
+        self._checked.add(key_of(losses))
+        self._unchecked.discard(key_of(losses))
+        digest = digest_of(losses, self.model)
+        if digest is not None:
+            self.checked_code.add(digest)
         if self.check_report is None:
             self.check_report = report
             if report.zero:
@@ -495,12 +514,12 @@ class Private:
         self.zero_first, self.zero_snapshot = set(), None
 
     def restore_check(self, report: dict[str, Any] | None, snapshot: dict[str, Tensor] | None) -> None:
-        """The check is not repeated after a resume, so that a resumed run does what the first did."""
+        """What was checked is not checked again after a resume, so that a resumed run does what the first did."""
         if report is not None:
+            self.checked_code, self.unchecked_before = set(report["losses"]), report["unchecked"]
             self.check_report = CheckReport(True, complete=report["complete"])
             self.zero_first = set(report["zero"])
             self.zero_snapshot = snapshot
-            self._checked = None
 
     # -- what holds ---------------------------------------------------------------------
 
@@ -514,6 +533,8 @@ class Private:
             elif self.check_report is not None:
                 whole = "" if self.check_report.complete else ", in part: the model draws random numbers of its own"
                 remarks.append(f"the sensitivity check passed on the first batch{whole}")
+                if self.unchecked:
+                    remarks.append("not for all losses: some met no batch of two examples to compare")
             elif released:
                 remarks.append("the sensitivity check has not run: no batch so far had two examples to compare")
         redone = self.noise.first_steps[1:]
@@ -542,6 +563,16 @@ class Private:
         from .state import load
 
         load(self, Path(folder), objects)
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether anything was released by losses that no check has looked at."""
+        return bool(self._unchecked) or self.unchecked_before
+
+    def __reduce_ex__(self, protocol: Any = None) -> NoReturn:
+        raise SordinoError("a private run is not pickled or copied: two of them would use one noise twice; use save")
+
+    __copy__ = __deepcopy__ = __reduce_ex__
 
     def close(self) -> None:
         """Let go of the key and its lock; destroys the key in memory."""

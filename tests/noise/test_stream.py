@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -303,3 +305,9 @@ def test_offsets_and_lengths_that_are_no_counts_are_refused(offset: int, length:
 
 def test_the_key_does_not_show() -> None:
     assert repr(Stream(KEY)) == "<Stream>"
+
+
+def test_a_stream_is_not_copied_or_pickled() -> None:
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(SordinoError, match="not pickled or copied"):
+            copied(Stream(bytes(32)))

@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -68,6 +68,11 @@ class Stream:
 
     def __repr__(self) -> str:
         return "<Stream>"
+
+    def __reduce_ex__(self, protocol: Any = None) -> NoReturn:
+        raise SordinoError("a Stream holds its key, so it is not pickled or copied; make it from the key again")
+
+    __copy__ = __deepcopy__ = __reduce_ex__
 
     def words(self, step: int, name: str, offset: int, length: int) -> np.ndarray:
         """Uniform 32-bit words, in the keystream's own order."""

@@ -168,6 +168,8 @@ def _content(saved: Generation, folder: Path, has_key: bool, damage: list[str]) 
         kinds += [(content["geometry"], dict), (content["remarks"], list), (state["parameters_sha256"], str)]
         kinds += [(content["rng"]["cpu"], Tensor), (content["physical_batch_size"], (int, type(None)))]
         kinds += [(content["check"], (dict, type(None))), (content["zero_snapshot"], (dict, type(None)))]
+        if content["check"] is not None:
+            kinds += [(content["check"]["losses"], list), (content["check"]["unchecked"], bool)]
         if not all(isinstance(value, kind) for value, kind in kinds):
             raise TypeError
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, RuntimeError):
@@ -291,7 +293,7 @@ def _change(
     private.restore_check(content["check"], content["zero_snapshot"])
     if digest(private.parameters) != content["parameters_sha256"]:
         raise SordinoError("the parameters are not those that were saved")
-    private.step = content["step"]
+    private._step = content["step"]
     torch.set_rng_state(content["rng"]["cpu"].cpu())
     if "cuda" in content["rng"] and private.engine.recorder.device.type == "cuda":
         torch.cuda.set_rng_state(content["rng"]["cuda"].cpu(), private.engine.recorder.device)

@@ -98,7 +98,14 @@ def _content(private: Private, objects: Mapping[str, Any]) -> dict[str, Any]:
         "engine": private.engine.state_dict(),
         "released": max(private.step, private.journal.steps, private.released_before),
         "physical_batch_size": private.physical_batch_size,
-        "check": None if report is None else {"complete": report.complete, "zero": sorted(private.zero_first)},
+        "check": None
+        if report is None
+        else {
+            "complete": report.complete,
+            "zero": sorted(private.zero_first),
+            "losses": sorted(private.checked_code),
+            "unchecked": private.unchecked,
+        },
         "zero_snapshot": private.zero_snapshot,
         "remarks": list(private.remarks),
     }
