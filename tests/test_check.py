@@ -286,7 +286,7 @@ def test_nothing_of_the_data_is_left_in_the_model(where: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("where", "how"),
     [("buffer", ".data"), ("buffer", "another .data"), ("frozen", "another .data"), ("frozen", "no_grad"),
-     ("trainable", "no_grad")],
+     ("trainable", "no_grad"), ("trainable", ".data"), ("frozen", ".data")],
 )  # fmt: skip
 def test_nor_at_a_later_step(where: str, how: str, check: bool) -> None:
     model = Writer(where, how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +27,9 @@ class Buffers:
     """The model's buffers and parameters as they were. What the forward writes there would be released as it is.
 
     Version counters and addresses are compared in every step, which costs next to nothing. A write through `.data`
-    shows in neither, so small buffers are compared by value as well (on a GPU only if there are floating ones: to look
-    is to wait for the device); with `values`, everything is, by `verify_values`. Copies of buffers are kept, so that a
-    refused step leaves them as it found them.
+    shows in neither: while `losses` runs, a parameter whose `.data` is asked for is copied first, and small buffers
+    are compared by value (on a GPU only if there are floating ones: to look is to wait for the device). With `values`,
+    everything is, by `verify_values`. Copies of buffers are kept, so that a refused step leaves them as it found them.
     """
 
     def __init__(self, model: nn.Module, walk: Walk | None = None, values: bool = False) -> None:
@@ -41,6 +41,7 @@ class Buffers:
         self.small: dict[str, Tensor] = {}
         self.flat: list[Tensor] = []  # the numbers of `small`
         self.sums: dict[str, int] = {}
+        self.touched: dict[int, tuple[str, Tensor, Tensor]] = {}  # parameters whose `.data` was asked for, and a copy
 
     def _now(self) -> dict[str, Tensor]:
         self.walk.moved()
@@ -49,6 +50,7 @@ class Buffers:
     def remember(self) -> None:
         """Before a step. Copies only what was changed since the last time (by the user, between steps)."""
         now = self._now()
+        self.touched = {}
         self.small = self._small(now)
         flat = flattened(self.small)
         fresh = len(flat) != len(self.flat) or (bool(flat) and not alike(flat, self.flat))
@@ -107,6 +109,24 @@ class Buffers:
                 "freeze it (running statistics: .eval(); observers and codebooks: switch their updates off)"
             )
         self._refuse(self.written())
+        changed = [name for name, p, copy in self.touched.values() if not same(p, copy)]
+        self._put_back()
+        self._refuse(changed)
+
+    def touch(self, tensor: Tensor) -> None:
+        """`.data` of it is about to be given to `losses`: what is written there leaves no trace but the numbers."""
+        if id(tensor) in self.touched:
+            return
+        for name, p in self.walk.parameters.items():
+            if p is tensor:
+                with torch.no_grad(), torch._C.DisableTorchFunction():
+                    self.touched[id(tensor)] = (name, tensor, tensor.detach().clone())
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
+        for _, p, copy in self.touched.values():
+            if p.shape == copy.shape and not same(p, copy):
+                p.copy_(copy)
 
     def verify_values(self) -> None:
         """`verify`, and the numbers of all parameters."""
@@ -118,11 +138,12 @@ class Buffers:
         if names:
             raise PrivacyError(
                 f"parameter {names[0]!r} is written to in the forward pass, and would be released with what the data "
-                "put there; take the write out, and load the parameter anew: it was not put back"
+                "put there; take the write out, and load the parameter anew: it may not have been put back"
             )
 
     @torch.no_grad()
     def restore(self) -> None:
+        self._put_back()
         for name, b in list(self.model.named_buffers()):
             if name not in self.kept:
                 owner, _, last = name.rpartition(".")
@@ -214,11 +235,11 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def losses_only() -> Iterator[None]:
+def losses_only(touch: Callable[[Tensor], None] | None = None) -> Iterator[None]:
     """While `losses` runs, it may neither scale what it returns nor call backward.
 
     An external GradScaler's factor would be clipped away, then divided out; a backward would put the raw gradient
-    into p.grad.
+    into p.grad. `touch` is told of every tensor whose `.data` is asked for.
     """
     scaler: Any = torch.amp.GradScaler
     autograd: Any = torch.autograd
@@ -240,10 +261,21 @@ def losses_only() -> Iterator[None]:
             )
         return backward(*args, **kwargs)
 
+    plain: Any = torch._C.TensorBase.data
+
+    def data(self: Tensor) -> Any:
+        assert touch is not None
+        touch(self)
+        return plain.__get__(self)
+
     scaler.scale, autograd.backward = scale, no_backward
+    if patched := touch is not None and "data" not in torch.Tensor.__dict__:
+        torch.Tensor.data = property(data, plain.__set__)  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
+        if patched:
+            del torch.Tensor.data
         scaler.scale, autograd.backward = original, backward
 
 

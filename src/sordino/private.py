@@ -393,7 +393,7 @@ class Private:
         """`losses`, refused if it scales its losses or computes gradients of its own."""
 
         def run(*args: Any, **kwargs: Any) -> Tensor:
-            with losses_only():
+            with losses_only(self.buffers.touch):
                 value = losses(*args, **kwargs)
             refuse_raw_gradients(self.parameters)
             refuse_hooks(self.parameters)
