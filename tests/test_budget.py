@@ -130,3 +130,7 @@ def test_steps_and_batch_are_never_rounded_silently() -> None:
     """300 stays 300; the last, short batch of an epoch is a step."""
     s = Schedule(examples=1000, batch_size=300, epochs=2)
     assert (s.batch_size, s.steps_per_epoch, s.steps) == (300, 4, 8)
+
+
+def test_an_epsilon_beyond_decimals_prints_and_is_not_lower() -> None:
+    assert float(round_up(1e30)) >= 1e30

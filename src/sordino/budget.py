@@ -221,6 +221,8 @@ def round_up(epsilon: float) -> str:
     """
     if not math.isfinite(epsilon):
         return str(epsilon)
+    if epsilon >= 1e15:  # no decimals left to round
+        return f"{math.nextafter(epsilon, math.inf):.17g}"
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.01"), rounding=ROUND_CEILING))
 
 
