@@ -21,7 +21,6 @@ from .backward import backward, in_half, is_reentrant
 from .clipping import Clipping
 from .layout import NeedsProbe
 from .opaque import opaque_modules, smallest_enclosing
-from .precision import sums_in_tf32
 from .probe import probe
 from .recorder import Recorder, check_losses, nowhere
 from .rules.fallback import rng_state, set_rng_state
@@ -197,8 +196,6 @@ class Engine:
                 for name, uses in meter.uses.items()
             }
         weights, total, active = clipping.weights(norms)
-        if sums_in_tf32(self.recorder.device):  # rounding of the factors may lengthen a contribution by so much
-            weights = {name: w * (1 - 2**-10) for name, w in weights.items()}
         finite = torch.isfinite(total) & (not self.recorder.layouts.poisoned)
         bad = meter.n - int(finite.sum())
         if bad:

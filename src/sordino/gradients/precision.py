@@ -28,13 +28,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
-def sums_in_tf32(device: torch.device) -> bool:
-    """Whether weighted sums (matrix products and convolutions) may round their factors to TF32."""
-    if device.type != "cuda":
-        return False
+def tf32_products() -> bool:
+    """Whether the user lets matrix products compute in TF32."""
     matmul = torch.backends.cuda.matmul
-    products = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    return bool(products) or tf32_convolutions()
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else bool(matmul.allow_tf32)
+
+
+def shortened(weights: Tensor, tf32: bool) -> Tensor:
+    """Weights of a sum whose factors may be rounded to TF32, which can lengthen a product by 2⁻¹⁰ of itself."""
+    return weights * (1 - 2**-10) if tf32 and weights.device.type == "cuda" else weights
 
 
 def tf32_convolutions() -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
-from .precision import full_precision
+from .precision import full_precision, shortened, tf32_convolutions, tf32_products
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Factors(Use):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = exact(self.left), exact(self.right)
-        scale = weights.to(left.dtype)[:, None, None]
+        scale = shortened(weights, tf32_products()).to(left.dtype)[:, None, None]
         # the smaller factor carries the weights
         left, right = (left * scale, right) if left.shape[2] <= right.shape[2] else (left, right * scale)
         return left.reshape(-1, left.shape[2]).T @ right.reshape(-1, right.shape[2])
@@ -364,7 +364,8 @@ class Patches(Use):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         m = self.g.shape[0] // self.n
         x, g = exact(self.x), exact(self.g)
-        scale = weights.to(g.dtype).repeat_interleave(m).reshape(-1, *[1] * (g.dim() - 1))
+        rows = shortened(weights, tf32_convolutions()).to(g.dtype).repeat_interleave(m)
+        scale = rows.reshape(-1, *[1] * (g.dim() - 1))
         if x.numel() < g.numel():
             x = x * scale
         else:
