@@ -6,17 +6,24 @@ the text a user writes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..errors import SordinoError
 from ..registry import Entry, Registry
-from .base import Strategy
+from .base import Recurrence, Strategy
 from .identity import Identity
 from .lambda_cgd import LambdaCGD, NormalizedLambdaCGD, parse_lambda
+from .problem import Problem
 from .sensitivity import Sensitivity
+from .workload import PREFIX_SUM, Workload
 
 STRATEGIES: Registry[Strategy] = Registry("noise")
 STRATEGIES.add(
     Entry(
         "identity",
-        lambda argument, steps: Identity(steps),
+        lambda argument, problem, definition: Identity(problem.steps),
         "independent noise at every step (DP-SGD)",
         paper="Abadi et al. 2016, Deep Learning with Differential Privacy",
         capabilities={"regenerates": True, "identity": True},
@@ -25,7 +32,7 @@ STRATEGIES.add(
 STRATEGIES.add(
     Entry(
         "lambda-cgd",
-        lambda argument, steps: LambdaCGD(parse_lambda(argument, "lambda-cgd"), steps),
+        lambda argument, problem, definition: LambdaCGD(parse_lambda(argument, "lambda-cgd"), problem.steps),
         "takes back λ times the previous step's noise, drawn again rather than stored",
         paper="DP-λCGD",
         argument="0.95",
@@ -35,7 +42,9 @@ STRATEGIES.add(
 STRATEGIES.add(
     Entry(
         "lambda-cgd-normalized",
-        lambda argument, steps: NormalizedLambdaCGD(parse_lambda(argument, "lambda-cgd-normalized"), steps),
+        lambda argument, problem, definition: NormalizedLambdaCGD(
+            parse_lambda(argument, "lambda-cgd-normalized"), problem.steps
+        ),
         "the same, with every column of C scaled to norm 1",
         paper="DP-λCGD, column normalisation",
         argument="0.95",
@@ -44,22 +53,35 @@ STRATEGIES.add(
 )
 
 
-def make_strategy(text: str, steps: int) -> Strategy:
-    """The strategy a user means by ``text`` over `steps` steps.
+def make_strategy(
+    text: str | Strategy, problem: int | Problem, definition: Mapping[str, np.ndarray] | None = None
+) -> Strategy:
+    """The strategy a user means by ``text`` for a problem, or over so many steps.
+
+    A `definition` (of the same name, from an earlier run) is taken as it is; nothing is optimised again.
 
     >>> make_strategy("lambda-cgd:0.9", 100).terms(3)
     [(3, 1.0), (2, -0.9)]
     """
+    problem = problem if isinstance(problem, Problem) else Problem(problem)
+    if isinstance(text, Strategy):
+        if text.steps != problem.steps:
+            raise SordinoError(f"noise={text!r} was built for {text.steps} steps, the run has {problem.steps}")
+        return text
     entry, argument = STRATEGIES.parse(text)
-    return entry.build(argument, steps)
+    return entry.build(argument, problem, definition)
 
 
 __all__ = [
+    "PREFIX_SUM",
     "STRATEGIES",
     "Identity",
     "LambdaCGD",
     "NormalizedLambdaCGD",
+    "Problem",
+    "Recurrence",
     "Sensitivity",
     "Strategy",
+    "Workload",
     "make_strategy",
 ]

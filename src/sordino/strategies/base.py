@@ -9,13 +9,31 @@ Steps and rows count from 0.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..budget import Participation
-from ..errors import SordinoError
+from ..errors import SordinoError, Unsupported
 from .sensitivity import Sensitivity, sensitivity_of
+from .workload import PREFIX_SUM, Workload
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One step of ``x_t = (C⁻¹Z)_t`` from fresh noise z and m kept vectors v_i, each as large as the model:
+
+        x = fresh·z + Σ_i read[i]·v_i,      then      v_i ← keep[i]·v_i + put[i]·x.
+
+    All kept vectors start at zero. Banded C: a ring of the last p−1 outputs (one slot has keep 0, put 1, the others
+    keep 1, put 0). A BLT: keep its decays, put 1.
+    """
+
+    fresh: float
+    read: tuple[float, ...]
+    keep: tuple[float, ...]
+    put: tuple[float, ...]
 
 
 class Strategy(ABC):
@@ -26,7 +44,11 @@ class Strategy(ABC):
     is_identity: bool = False  # C = I: independent noise, and samplers that need it may be used
     nonnegative: bool = True  # C ≥ 0 entry by entry
     vectors_regenerated: int = 0  # past rows of Z drawn again at each step
-    vectors_stored: int = 0  # past outputs that must be kept, each as large as the model
+    vectors_stored: int = 0  # vectors that must be kept, each as large as the model; 0 if `terms` is sparse
+    bands: int | None = None  # p, where C_tj = 0 for t − j ≥ p; None: not banded
+    certificate: Mapping[
+        str, float
+    ] = {}  # of an optimised strategy: how far from optimal it may be, and what was solved
 
     def __init__(self, name: str, steps: int) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -40,6 +62,34 @@ class Strategy(ABC):
     @abstractmethod
     def terms(self, step: int) -> list[tuple[int, float]]:
         """Row `step` of C⁻¹ as (row j of Z, coefficient), j ≤ step; `Unsupported` where it is not sparse."""
+
+    def recurrence(self, step: int) -> Recurrence:
+        """How step `step` comes from kept vectors; `Unsupported` where nothing is kept because `terms` is sparse."""
+        self.check_step(step)
+        raise Unsupported(f"noise={self.name!r} keeps no vectors; its past noise is drawn again from `terms`")
+
+    def definition(self) -> dict[str, np.ndarray]:
+        """The arrays an optimised strategy was found to be, so that a run can be resumed with the very same matrix.
+
+        Empty where the name says it all. `make_strategy(text, problem, definition)` rebuilds it without optimising.
+        """
+        return {}
+
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        """``C x`` along the first axis (T, or T × m)."""
+        return self.dense() @ x
+
+    def solve(self, z: np.ndarray) -> np.ndarray:
+        """``C⁻¹ z`` along the first axis (T, or T × m)."""
+        from scipy.linalg import solve_triangular
+
+        return np.asarray(solve_triangular(self.dense(), z, lower=True))
+
+    def columns(self, first: int, last: int) -> np.ndarray:
+        """``C[:, first:last]``, T × (last − first)."""
+        basis = np.zeros((self.steps, last - first))
+        basis[np.arange(first, last), np.arange(last - first)] = 1.0
+        return self.multiply(basis)
 
     def inverse(self) -> np.ndarray:
         """C⁻¹, float64, T×T."""
@@ -61,18 +111,17 @@ class Strategy(ABC):
         self.check_step(step)
         return float(np.sqrt(sum(coefficient**2 for _, coefficient in self.terms(step))))
 
-    @cached_property
-    def _error_rows(self) -> np.ndarray:
-        """Squared norms of the rows of ``A C⁻¹``, A the prefix sum."""
-        return np.square(np.cumsum(self.inverse(), axis=0)).sum(axis=1)
+    def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
+        """Squared norms of the rows of ``A C⁻¹``: the variance of each partial result at unit noise."""
+        return np.asarray(np.square(workload.apply(self.inverse())).sum(axis=1))
 
-    def rmse(self) -> float:
-        """``‖A C⁻¹‖_F / √T`` for the prefix sum A: the error of all partial sums, at unit noise."""
-        return float(np.sqrt(self._error_rows.mean()))
+    def rmse(self, workload: Workload = PREFIX_SUM) -> float:
+        """``‖A C⁻¹‖_F / √T``: the error of all partial results, at unit noise."""
+        return float(np.sqrt(self.error_rows(workload).mean()))
 
-    def max_se(self) -> float:
-        """``‖A C⁻¹‖_{2→∞}``: the error of the worst partial sum, at unit noise."""
-        return float(np.sqrt(self._error_rows.max()))
+    def max_se(self, workload: Workload = PREFIX_SUM) -> float:
+        """``‖A C⁻¹‖_{2→∞}``: the error of the worst partial result, at unit noise."""
+        return float(np.sqrt(self.error_rows(workload).max()))
 
     def check_step(self, step: int) -> None:
         if not 0 <= step < self.steps:

@@ -9,6 +9,7 @@ import numpy as np
 from ..budget import Participation
 from .base import Strategy
 from .sensitivity import Sensitivity
+from .workload import PREFIX_SUM, Workload
 
 
 class Identity(Strategy):
@@ -19,6 +20,7 @@ class Identity(Strategy):
     """
 
     is_identity = True
+    bands = 1
 
     def __init__(self, steps: int, name: str = "identity") -> None:
         super().__init__(name, steps)
@@ -39,8 +41,15 @@ class Identity(Strategy):
         k = min(participation.epochs, -(-participation.steps // participation.separation))
         return Sensitivity(math.sqrt(k), True, "orthogonal steps")
 
-    def rmse(self) -> float:
-        return math.sqrt((self.steps + 1) / 2)
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        return np.array(x, dtype=np.float64)
 
-    def max_se(self) -> float:
-        return math.sqrt(self.steps)
+    def solve(self, z: np.ndarray) -> np.ndarray:
+        return self.multiply(z)
+
+    def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
+        if workload.is_prefix_sum:
+            return np.arange(1.0, self.steps + 1)
+        if workload.is_toeplitz:
+            return np.asarray(workload.rates(1)[0] ** 2 * np.cumsum(np.square(workload.coefficients(self.steps))))
+        return super().error_rows(workload)

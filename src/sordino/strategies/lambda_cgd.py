@@ -21,6 +21,7 @@ from ..budget import Participation
 from ..errors import SordinoError
 from .base import Strategy
 from .sensitivity import Sensitivity
+from .workload import PREFIX_SUM, Workload
 
 
 def parse_lambda(argument: str | float, name: str) -> float:
@@ -86,11 +87,10 @@ class LambdaCGD(Strategy):
         self._check(participation)
         return Sensitivity(_leftmost(self.lam, participation, lambda j: 1.0), True, "leftmost columns, closed form")
 
-    def rmse(self) -> float:
-        return math.sqrt(1.0 + (1.0 - self.lam) ** 2 * (self.steps - 1) / 2.0)
-
-    def max_se(self) -> float:
-        return math.sqrt(1.0 + (1.0 - self.lam) ** 2 * (self.steps - 1))
+    def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
+        if not workload.is_prefix_sum:
+            return super().error_rows(workload)
+        return 1.0 + (1.0 - self.lam) ** 2 * np.arange(self.steps)
 
 
 class NormalizedLambdaCGD(Strategy):
@@ -129,11 +129,12 @@ class NormalizedLambdaCGD(Strategy):
         value = _leftmost(self.lam, participation, lambda j: 1.0 / float(self.column_norms[j]))
         return Sensitivity(value, True, "leftmost columns, closed form")
 
-    @cached_property
-    def _error_rows(self) -> np.ndarray:
+    def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
+        if not workload.is_prefix_sum:
+            return super().error_rows(workload)
         d = self.column_norms
         kept = np.square(d[:-1] - self.lam * d[1:])  # what stays of z_j in every later partial sum
-        return np.square(d) + np.concatenate([[0.0], np.cumsum(kept)])
+        return np.asarray(np.square(d) + np.concatenate([[0.0], np.cumsum(kept)]))
 
 
 def _leftmost(lam: float, participation: Participation, weight: Callable[[int], float]) -> float:

@@ -1,0 +1,52 @@
+"""What a strategy may be optimised for: the run's length, its participation, and the error that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..budget import Participation
+from ..errors import SordinoError
+from .workload import PREFIX_SUM, Workload
+
+if TYPE_CHECKING:
+    from .base import Strategy
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The question an optimised strategy answers; strategies with a closed form only read `steps`.
+
+    `noise_needed` says how much noise a candidate needs in units that are the same for all candidates: its
+    sensitivity, or, with an amplifying sampler, the noise multiplier an accountant finds (an estimate will do:
+    what is chosen here is accounted for afterwards).
+    """
+
+    steps: int  # T
+    participation: Participation | None = None  # None: every example takes part once
+    workload: Workload = PREFIX_SUM
+    objective: Literal["rmse", "max-se"] = "rmse"
+    noise_needed: Callable[[Strategy], float] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise SordinoError(f"steps={self.steps!r} must be a whole number of at least 1")
+        if self.objective not in ("rmse", "max-se"):
+            raise SordinoError(f"objective={self.objective!r} is not known; choose 'rmse' or 'max-se'")
+
+    @property
+    def participations(self) -> Participation:
+        """k, b over all steps."""
+        if self.participation is None:
+            return Participation(steps=self.steps, epochs=1, separation=self.steps)
+        return self.participation
+
+    def error(self, strategy: Strategy) -> float:
+        """The error of the workload at unit noise."""
+        return strategy.rmse(self.workload) if self.objective == "rmse" else strategy.max_se(self.workload)
+
+    def loss(self, strategy: Strategy) -> float:
+        """Error times the noise that the strategy needs: what is minimised."""
+        needed = self.noise_needed or (lambda candidate: candidate.sensitivity(self.participations))
+        return self.error(strategy) * needed(strategy)
