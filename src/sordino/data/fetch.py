@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import SordinoError
+from ..folders import user_cache
 from .sets import SOURCES, Source
 
 Progress = Callable[[str, float], None]  # what is being done, and how much of it (0 … 1)
@@ -29,11 +29,7 @@ def data_folder() -> Path:
     """``$SORDINO_DATA``, or ``sordino`` in the user's cache folder."""
     if chosen := os.environ.get("SORDINO_DATA"):
         return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "sordino"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "sordino"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sordino"
+    return user_cache()
 
 
 def find(name: str) -> Source:
