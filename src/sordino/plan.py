@@ -176,7 +176,10 @@ def plan(
     if parameters is not None and (isinstance(parameters, bool) or not isinstance(parameters, int) or parameters < 0):
         raise SordinoError(f"parameters={parameters!r} must be the number of trainable parameters, a whole number")
     strategy = make_strategy(noise, schedule.steps)
-    sampler = make_sampling(sampling, schedule)
+    try:
+        sampler = make_sampling(sampling, schedule, 1 if strategy.is_identity else strategy.bands)
+    except Unsupported as error:
+        raise Unsupported(f"noise={strategy.name!r}: {error}") from None
     if (budget is None) == (noise_multiplier is None):
         given = "neither was given" if budget is None else "both were given"
         raise SordinoError(f"give either budget=Budget(epsilon, delta) or noise_multiplier=: {given}")

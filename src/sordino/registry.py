@@ -26,7 +26,8 @@ class Entry(Generic[T]):
     build: Callable[..., T]
     description: str
     paper: str = ""
-    argument: str = ""  # what follows the colon, in words; empty if nothing may follow
+    argument: str = ""  # what usually follows the colon; empty if nothing need follow
+    optional: str = ""  # for an entry without a usual argument: what may follow; empty if nothing may
     capabilities: dict[str, Any] = field(default_factory=dict)
 
     def spelled(self) -> str:
@@ -73,6 +74,6 @@ class Registry(Generic[T]):
             )
         name, _, argument = text.partition(":")
         entry = self.find(name.strip())
-        if argument and not entry.argument:
+        if argument and not (entry.argument or entry.optional):
             raise SordinoError(f"{self.choice}={text!r}: {entry.name!r} takes no argument; write {entry.name!r}")
         return entry, argument.strip()

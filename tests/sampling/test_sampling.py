@@ -16,7 +16,7 @@ from sordino.sampling.poisson import draw_poisson
 
 from .keystream import Keystream
 
-NAMES = ["poisson", "fixed-order", "balls-in-bins"]
+NAMES = ["poisson", "cyclic-poisson:3", "fixed-order", "balls-in-bins", "balls-in-bins:fresh"]
 
 
 @pytest.fixture(params=NAMES)
@@ -30,7 +30,8 @@ def run(sampling: Sampling, key: int, population: int) -> list[np.ndarray]:
 
 
 def test_every_registered_sampler_is_in_the_suite() -> None:
-    assert NAMES == SAMPLERS.names()
+    assert list(dict.fromkeys(name.partition(":")[0] for name in NAMES)) == SAMPLERS.names()
+    assert all(make_sampling(name, Schedule(60, 10, 1)).name == name for name in NAMES)
 
 
 class TestEverySampler:
@@ -64,8 +65,10 @@ class TestEverySampler:
                 assert len(steps) <= p.epochs
                 assert all(b - a >= p.separation for a, b in zip(steps, steps[1:], strict=False))
                 if p.fixed:
-                    assert all((b - a) == p.separation for a, b in zip(steps, steps[1:], strict=False))
-            if name != "poisson":  # everybody, every epoch
+                    gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+                    assert all(gap % p.separation == 0 for gap in gaps)
+                    assert "poisson" in name or set(gaps) <= {p.separation}
+            if "poisson" not in name:  # everybody, every epoch
                 assert len(times) == population and all(len(s) == 3 for s in times.values())
 
     def test_what_is_drawn_may_be_written_to(self, name: str) -> None:
@@ -75,13 +78,23 @@ class TestEverySampler:
         batch[:] = 0
         np.testing.assert_array_equal(sampling.draw(stream, 0, 50), kept)
 
-    @pytest.mark.parametrize("step", [-1, 4])
+    @pytest.mark.parametrize("step", [-1, 6])
     def test_a_step_past_the_last_is_refused(self, name: str, step: int) -> None:
-        with pytest.raises(SordinoError, match="4 planned steps"):
-            make_sampling(name, Schedule(20, 10, 2)).draw(Keystream(0), step, 20)
+        with pytest.raises(SordinoError, match="6 planned steps"):
+            make_sampling(name, Schedule(30, 10, 2)).draw(Keystream(0), step, 20)
 
     def test_an_empty_population(self, name: str) -> None:
-        assert len(make_sampling(name, Schedule(20, 10, 1)).draw(Keystream(0), 0, 0)) == 0
+        assert len(make_sampling(name, Schedule(30, 10, 1)).draw(Keystream(0), 0, 0)) == 0
+
+    def test_one_example_more_moves_nobody(self, name: str) -> None:
+        """Where the neighbours are data sets with one example more: all the others' batches are as they were."""
+        sampling = make_sampling(name, Schedule(100, 10, 2))
+        if sampling.adjacency is Adjacency.ZERO_OUT:
+            pytest.skip("nobody is added or removed")
+        for population in (90, 99, 100, 137):
+            before, after = run(sampling, 6, population), run(sampling, 6, population + 1)
+            for batch, old in zip(after, before, strict=True):
+                np.testing.assert_array_equal(batch[batch < population], old)
 
 
 class TestPoisson:
@@ -206,12 +219,6 @@ class TestBallsInBins:
         for t in range(30):
             np.testing.assert_array_equal(batches[t], batches[t + 10])
 
-    def test_another_example_moves_nobody(self) -> None:
-        s = make_sampling("balls-in-bins", Schedule(100, 10, 1))
-        before = run(s, 6, 100)
-        for batch, old in zip(run(s, 6, 137), before, strict=True):
-            np.testing.assert_array_equal(batch[batch < 100], old)
-
     def test_the_range_reduction_is_exact(self) -> None:
         class Fixed:
             def __init__(self, values: list[int]) -> None:
@@ -221,11 +228,117 @@ class TestBallsInBins:
                 out = [w for v in self.values for w in (v >> 32, v & 0xFFFFFFFF)]
                 return np.array(out[offset : offset + length], dtype=np.uint32)
 
-        from sordino.sampling.balls_in_bins import draw_bins
+        from sordino.sampling.bins import draw_bins
 
         values = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 6148914691236517205, 6148914691236517206]
         for bins in (1, 2, 3, 391, 2**31 - 1, 2**32 - 1):
-            assert draw_bins(Fixed(values), "x", len(values), bins).tolist() == [v * bins >> 64 for v in values]
+            assert draw_bins(Fixed(values), 0, "x", len(values), bins).tolist() == [v * bins >> 64 for v in values]
+
+
+class TestFreshBins:
+    def test_constants(self) -> None:
+        s = make_sampling("balls-in-bins:fresh", Schedule(103, 10, 3))
+        assert s.rate is None and s.adjacency is Adjacency.ADD_REMOVE
+        assert s.participation == Participation(steps=33, epochs=3, separation=1)
+
+    def test_every_epoch_draws_its_own_bins_independently(self) -> None:
+        s = make_sampling("balls-in-bins:fresh", Schedule(3000, 1000, 2))
+        bins = np.zeros((2, 3000), dtype=int)
+        for t, batch in enumerate(run(s, 1, 3000)):
+            bins[t // 3, batch] = t % 3
+        table = np.histogram2d(bins[0], bins[1], bins=3)[0]
+        assert stats.chi2_contingency(table).pvalue > 1e-4
+        assert stats.chisquare(table.ravel()).pvalue > 1e-4
+
+    def test_two_appearances_may_be_one_step_apart(self) -> None:
+        batches = run(make_sampling("balls-in-bins:fresh", Schedule(100, 10, 2)), 2, 100)
+        assert np.intersect1d(batches[9], batches[10]).size > 0
+
+
+class TestCyclicPoisson:
+    def test_constants(self) -> None:
+        s = make_sampling("cyclic-poisson:4", Schedule(1000, 30, 2))
+        assert s.rate == 0.12 and s.adjacency is Adjacency.ADD_REMOVE
+        assert s.participation == Participation(steps=68, epochs=17, separation=4, fixed=True)
+        assert make_sampling("cyclic-poisson:5", Schedule(1000, 30, 2)).participation.epochs == 14  # ⌈68/5⌉
+        assert make_sampling("cyclic-poisson", Schedule(1000, 30, 2), 4).name == "cyclic-poisson:4"
+
+    def test_each_part_is_a_poisson_batch_of_its_own(self) -> None:
+        """The rate of an example of the part whose turn it is, and 0 of all others; coins are independent."""
+        schedule = Schedule(200, 10, 400)
+        s = make_sampling("cyclic-poisson:4", schedule)  # q = .2
+        member = np.zeros((schedule.steps, 200), dtype=bool)
+        for t, batch in enumerate(run(s, 0, 200)):
+            member[t, batch] = True
+        turn = member.reshape(-1, 4, 200).sum(axis=0)
+        assert ((turn > 0).sum(axis=0) == 1).all()  # everybody has one turn in four
+        part = turn.argmax(axis=0)
+        times = turn.max(axis=0)
+        rounds = schedule.steps // 4
+        assert stats.kstest((times - 0.2 * rounds) / math.sqrt(0.16 * rounds), "norm").pvalue > 1e-4
+        assert times.mean() == pytest.approx(0.2 * rounds, abs=4.5 * math.sqrt(0.16 * rounds / 200))
+        for i in range(4):
+            mine = (member[i::4][:, part == i] - 0.2) / 0.4
+            pairs = (mine.T @ mine / len(mine))[np.triu_indices(mine.shape[1], 1)]
+            assert np.abs(pairs).max() < 5.5 / math.sqrt(len(mine))
+            assert np.abs((mine[1:] * mine[:-1]).mean(axis=0)).max() < 5.5 / math.sqrt(len(mine))
+
+    def test_parts_are_uniform_and_their_realised_size_changes_no_rate(self) -> None:
+        s = make_sampling("cyclic-poisson:2", Schedule(16, 2, 125))  # q = .25, parts of 8 or so
+        hits, chances, sizes = 0, 0, []
+        for key in range(60):
+            member = np.zeros((1000, 16), dtype=bool)
+            for t, batch in enumerate(run(s, key, 16)):
+                member[t, batch] = True
+            odd = member[1::2].any(axis=0)
+            sizes.append(int(odd.sum()))
+            if odd.sum() != 8:  # with a rate from the realised size these would deviate
+                hits += int(member[1::2][:, odd].sum())
+                chances += 500 * int(odd.sum())
+        assert hits / chances == pytest.approx(0.25, abs=4.5 * math.sqrt(0.1875 / chances))
+        assert np.mean(sizes) == pytest.approx(8, abs=4.5 * 2 / math.sqrt(60)) and 1.2 < np.std(sizes) < 2.9
+
+    def test_one_part_is_poisson_in_law(self) -> None:
+        s = make_sampling("cyclic-poisson:1", Schedule(400, 20, 100))
+        sizes = np.minimum([len(batch) for batch in run(s, 3, 400)], 40)
+        expected = stats.binom.pmf(np.arange(41), 400, 0.05) * len(sizes)
+        keep = expected > 8
+        observed = np.bincount(sizes, minlength=41)
+        counts = np.append(observed[keep], observed[~keep].sum())
+        assert stats.chisquare(counts, np.append(expected[keep], len(sizes) - expected[keep].sum())).pvalue > 1e-4
+
+    def test_work_is_of_the_order_of_the_batch(self) -> None:
+        stream, n = Keystream(0), 1_000_000
+        s = make_sampling("cyclic-poisson:16", Schedule(n, 100, 1))
+        s.draw(stream, 0, n)
+        stream.asked = 0
+        batches = [s.draw(stream, t, n) for t in range(100)]
+        assert stream.asked / 100 < 800
+        assert np.mean([len(b) for b in batches]) == pytest.approx(100, abs=5)
+
+    def test_no_stream_is_used_twice(self) -> None:
+        class Noting(Keystream):
+            streams: set[tuple[int, str]] = set()
+
+            def words(self, step: int, name: str, offset: int, length: int) -> np.ndarray:
+                self.streams.add((step, name))
+                return super().words(step, name, offset, length)
+
+        stream = Noting(0)
+        for name in NAMES:
+            sampling = make_sampling(name, Schedule(40, 10, 2))
+            for t in range(8):
+                sampling.draw(stream, t, 40)
+        drawn = {(step, name) for step, name in stream.streams if step < 2**32 - 1}
+        steps = {name: sorted(t for t, n in drawn if n == name) for _, name in drawn}
+        assert steps == {
+            "poisson": list(range(8)),
+            "cyclic-poisson": list(range(8)),
+            "cyclic-poisson/parts": [0],
+            "fixed-order": [0],
+            "balls-in-bins": [0],
+            "balls-in-bins:fresh": [0, 1],
+        }
 
 
 @pytest.mark.parametrize(
@@ -233,6 +346,8 @@ class TestBallsInBins:
     [
         ("poison", "did you mean 'poisson'"),
         ("poisson:0.1", "takes no argument"),
+        ("fixed-order:2", "takes no argument"),
+        ("balls-in-bins:stale", "'balls-in-bins:fresh'"),
         ("shuffle", "not known"),
         (3, "a name"),
     ],

@@ -20,16 +20,19 @@ from .balls_in_bins import BallsInBinsConvolution
 from .base import Accountant, Query
 from .gaussian import FixedOrderGaussian, gaussian_delta, gaussian_epsilon, gaussian_sigma
 from .search import least
-from .subsampled import PoissonPLD, PoissonRDP
+from .subsampled import SubsampledPLD, SubsampledRDP
 
 ACCOUNTANTS: Registry[Accountant] = Registry("accountant")
 ACCOUNTANTS.add(Entry("gaussian", FixedOrderGaussian, "exact, for fixed order and any C", paper="Balle & Wang 2018"))
 ACCOUNTANTS.add(
-    Entry("pld", PoissonPLD, "tight, for Poisson sampling with independent noise", paper="Doroshenko et al. 2022")
+    Entry(
+        "pld",
+        SubsampledPLD,
+        "tight, for Poisson sampling with independent noise and cyclic Poisson with banded noise",
+        paper="Doroshenko et al. 2022",
+    )
 )
-ACCOUNTANTS.add(
-    Entry("rdp", PoissonRDP, "looser, for Poisson sampling with independent noise", paper="Mironov et al. 2019")
-)
+ACCOUNTANTS.add(Entry("rdp", SubsampledRDP, "looser, for the same", paper="Mironov et al. 2019"))
 ACCOUNTANTS.add(
     Entry(
         "convolution",

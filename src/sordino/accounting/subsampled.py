@@ -1,4 +1,4 @@
-"""Poisson sampling with independent noise: T compositions of the subsampled Gaussian.
+"""Poisson and cyclic Poisson sampling: compositions of the subsampled Gaussian, as `cyclic` counts them.
 
 Two accountants, both from dp-accounting: `pld` composes the privacy loss distribution,
 discretised so that every rounding is pessimistic (connect the dots), and is tight; `rdp`
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from ..sampling import Poisson, Sampling
-from ..sampling.poisson import RATE_ERROR
+from ..sampling import Sampling
 from ..strategies import Strategy
 from .base import Accountant, Curve, Query, Tail
+from .cyclic import reason, rounds
 from .gaussian import GaussianCurve, gaussian_delta, gaussian_epsilon
 from .tails import lost_mass
 
@@ -39,41 +39,35 @@ FINE, COARSE = 40, 8  # grid points per standard deviation of one step's loss
 LARGEST_GRID, LARGEST_COARSE_GRID, LARGEST_COMPOSED = 200_000, 40_000, 4_000_000
 
 
-class PoissonAccountant(Accountant):
-    """What the two share: the combination, and what finite tails cost."""
+class SubsampledAccountant(Accountant):
+    """What the two share: the combinations, and what finite tails cost."""
 
     def reason(self, strategy: Strategy, sampling: Sampling) -> str | None:
-        if not isinstance(sampling, Poisson):
-            return f"the {self.name!r} accountant needs sampling='poisson', not {sampling.name!r}"
-        if not strategy.is_identity:
-            return (
-                f"sampling='poisson' with noise={strategy.name!r}: no accountant is known for Poisson sampling with "
-                "correlated noise; use sampling='balls-in-bins' or 'fixed-order', or noise='identity'"
-            )
-        return None
+        return reason(strategy, sampling, self.name)
 
     def tails(self, query: Query, curve: Curve, parameters: int) -> Tail:
-        """What finite tails add: q·t participations in the mean, all t at worst.
+        """What finite tails add: q·m participations in the mean, all m at worst, m the number of rounds (or steps).
 
         With the example: given who takes part, each participation loses `strip`; averaged over the
-        sampling that is q·t·strip. Without it (the other direction): an output in a strip of step t
+        sampling that is q·m·strip. Without it (the other direction): an output in a strip of one round
         has, with the example, at least 1−q of its density there, so such an output costs
-        no more than ``δ(ε + ln(1−q))``, and there are t strips; two strips at once (t·strip)²/2.
-        That is below q·t·strip wherever ``δ(ε + ln(1−q)) + t·strip/2 ≤ q``, which `holds` checks.
+        no more than ``δ(ε + ln(1−q))``, and there are m strips; two strips at once (m·strip)²/2.
+        That is below q·m·strip wherever ``δ(ε + ln(1−q)) + m·strip/2 ≤ q``, which `holds` checks.
         """
-        q, t = _rate(query), query.steps
-        strip = lost_mass(1.0 / query.sigma, parameters)
+        r = rounds(query)
+        q, m = r.rate, r.count
+        strip = lost_mass(1.0 / r.multiplier, r.rows * parameters)
 
         def holds(epsilon: float) -> bool:
             if q >= 1.0:
                 return True
             shifted = epsilon + math.log1p(-q)
-            return shifted >= 0.0 and curve.delta(shifted) + t * strip / 2 <= q
+            return shifted >= 0.0 and curve.delta(shifted) + m * strip / 2 <= q
 
-        return Tail(min(1.0, q * t * strip), min(1.0, t * strip), holds)
+        return Tail(min(1.0, q * m * strip), min(1.0, m * strip), holds)
 
 
-class PoissonPLD(PoissonAccountant):
+class SubsampledPLD(SubsampledAccountant):
     """The privacy loss distribution."""
 
     name = "pld"
@@ -81,13 +75,13 @@ class PoissonPLD(PoissonAccountant):
     tolerance = 2e-6
 
     def curve(self, query: Query) -> Curve:
-        q = _rate(query)
-        if q >= 1.0:
-            return GaussianCurve(math.sqrt(query.steps) / query.sigma)
-        return PLDCurve(q, query.sigma, query.steps, query.coarse)
+        r = rounds(query)
+        if r.rate >= 1.0:
+            return GaussianCurve(math.sqrt(r.count) / r.multiplier)
+        return PLDCurve(r.rate, r.multiplier, r.count, query.coarse)
 
 
-class PoissonRDP(PoissonAccountant):
+class SubsampledRDP(SubsampledAccountant):
     """Rényi differential privacy."""
 
     name = "rdp"
@@ -95,14 +89,8 @@ class PoissonRDP(PoissonAccountant):
     tolerance = 1e-9
 
     def curve(self, query: Query) -> Curve:
-        return RDPCurve(_rate(query), query.sigma, query.steps)
-
-
-def _rate(query: Query) -> float:
-    """q, and what the sampler's float64 arithmetic may add to it."""
-    rate = query.sampling.rate
-    assert rate is not None
-    return min(1.0, rate + RATE_ERROR)
+        r = rounds(query)
+        return RDPCurve(r.rate, r.multiplier, r.count)
 
 
 def _first_answer(answer: Callable[[], float], coarser: Callable[[], float]) -> float:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..budget import Adjacency, Participation
-from .base import Sampling, Words, fingerprint, uniform64
+from .base import Sampling, Words, fingerprint
+from .bins import draw_bins
 from .table import Table
 
 
@@ -41,12 +42,5 @@ class BallsInBins(Sampling):
         self.check(step, population)
         key = (fingerprint(stream, self.name), population)
         if self._table is None or self._drawn_for != key:
-            self._table, self._drawn_for = Table(draw_bins(stream, self.name, population, self.bins), self.bins), key
+            self._table, self._drawn_for = Table(draw_bins(stream, 0, self.name, population, self.bins), self.bins), key
         return self._table.rows(step % self.bins)
-
-
-def draw_bins(stream: Words, name: str, population: int, bins: int) -> np.ndarray:
-    """``⌊W·b / 2⁶⁴⌋``, W a uniform 64-bit integer: each bin has probability 1/b to within 2⁻⁶⁴."""
-    w = uniform64(stream, 0, name, 0, population)
-    high, low, b = w >> np.uint64(32), w & np.uint64(0xFFFFFFFF), np.uint64(bins)
-    return ((high * b + ((low * b) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)

@@ -18,3 +18,10 @@ class Table:
 
     def rows(self, batch: int) -> np.ndarray:
         return self._members[self._starts[batch] : self._starts[batch + 1]].copy()
+
+    def size(self, batch: int) -> int:
+        return int(self._starts[batch + 1] - self._starts[batch])
+
+    def pick(self, batch: int, positions: np.ndarray) -> np.ndarray:
+        """Those members of `batch` at the given positions in it."""
+        return np.asarray(self._members[self._starts[batch] + positions])

@@ -91,6 +91,11 @@ class Strategy(ABC):
         basis[np.arange(first, last), np.arange(last - first)] = 1.0
         return self.multiply(basis)
 
+    def column_norm(self) -> float:
+        """``max_j ‖C[:, j]‖₂``: how far one participation can move ``C G``."""
+        chunks = (self.columns(j, min(j + 256, self.steps)) for j in range(0, self.steps, 256))
+        return max(float(np.linalg.norm(chunk, axis=0).max()) for chunk in chunks)
+
     def inverse(self) -> np.ndarray:
         """C⁻¹, float64, T×T."""
         from scipy.linalg import solve_triangular
