@@ -13,10 +13,13 @@ import numpy as np
 from ..errors import SordinoError
 from ..registry import Entry, Registry
 from .base import Recurrence, Strategy
+from .bisr import bisr
+from .bsr import bsr
 from .identity import Identity
 from .lambda_cgd import LambdaCGD, NormalizedLambdaCGD, parse_lambda
 from .problem import Problem
 from .sensitivity import Sensitivity
+from .toeplitz import Toeplitz, parse_bandwidth
 from .workload import PREFIX_SUM, Workload
 
 STRATEGIES: Registry[Strategy] = Registry("noise")
@@ -51,6 +54,26 @@ STRATEGIES.add(
         capabilities={"regenerates": True, "identity": False},
     )
 )
+STRATEGIES.add(
+    Entry(
+        "bisr",
+        lambda argument, problem, definition: bisr(argument, problem),
+        "the inverse square root of the prefix sum, cut to a band: past noise is drawn again",
+        paper="Kalinin et al. 2025, Back to Square Roots",
+        argument="16",
+        capabilities={"regenerates": True, "identity": False},
+    )
+)
+STRATEGIES.add(
+    Entry(
+        "bsr",
+        lambda argument, problem, definition: bsr(argument, problem),
+        "the square root of the prefix sum, cut to a band: past outputs are kept",
+        paper="Kalinin & Lampert 2024, Banded Square Root Matrix Factorization",
+        argument="16",
+        capabilities={"regenerates": False, "identity": False},
+    )
+)
 
 
 def make_strategy(
@@ -82,6 +105,8 @@ __all__ = [
     "Recurrence",
     "Sensitivity",
     "Strategy",
+    "Toeplitz",
     "Workload",
     "make_strategy",
+    "parse_bandwidth",
 ]

@@ -8,7 +8,7 @@ schedule multiplies column s by ``η_s``. All of it is applied in O(T).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Workload:
         """The first column of A without the schedule: ``Σ_{j≤i} α^{i−j} β^j``."""
         impulse = np.zeros(steps)
         impulse[0] = 1.0
-        return self._filter(impulse, False)
+        return self.sums(impulse)
 
     def rates(self, steps: int) -> np.ndarray:
         """η_s for `steps` steps."""
@@ -68,14 +68,25 @@ class Workload:
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """``A x`` along the first axis."""
-        return self._filter(self._scaled(x), False)
+        return self.sums(self._scaled(x))
 
     def apply_transposed(self, x: np.ndarray) -> np.ndarray:
         """``Aᵀ x`` along the first axis."""
-        return self._scaled(self._filter(np.asarray(x, dtype=np.float64), True))
+        return self._scaled(self.sums_transposed(np.asarray(x, dtype=np.float64)))
+
+    def sums(self, x: np.ndarray) -> np.ndarray:
+        """A without its schedule, times x: ``1/((1 − βq)(1 − αq))``, q the shift by one step."""
+        return self._filter(x)
+
+    def sums_transposed(self, x: np.ndarray) -> np.ndarray:
+        return self._filter(x[::-1])[::-1]
 
     def dense(self, steps: int) -> np.ndarray:
         return self.apply(np.eye(steps))
+
+    def scaled(self, weights: np.ndarray) -> Workload:
+        """``A·diag(weights)``: what the columns of A are multiplied with joins the schedule."""
+        return replace(self, learning_rates=tuple((self.rates(len(weights)) * weights).tolist()))
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         x = np.asarray(x, dtype=np.float64)
@@ -83,16 +94,14 @@ class Workload:
             return x
         return x * self.rates(len(x)).reshape(-1, *[1] * (x.ndim - 1))
 
-    def _filter(self, x: np.ndarray, backwards: bool) -> np.ndarray:
-        """``1/((1 − βq)(1 − αq))`` with q the shift by one step (forwards or backwards)."""
-        x = x[::-1] if backwards else x
+    def _filter(self, x: np.ndarray) -> np.ndarray:
         if self.shrink == 1.0:
             x = np.cumsum(x, axis=0)
         elif self.shrink > 0.0:
             x = _decay(x, self.shrink)
         if self.momentum > 0.0:
             x = _decay(x, self.momentum)
-        return x[::-1] if backwards else x
+        return x
 
 
 def _decay(x: np.ndarray, factor: float) -> np.ndarray:

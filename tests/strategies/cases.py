@@ -1,0 +1,34 @@
+"""The strategies that the shared suite goes through: add a line, and every test of the suite holds for it.
+
+`EXAMPLES` has what follows the colon for every registered name; `build` makes the strategy over so many steps,
+for one participation or for the one the table below gives an optimised strategy.
+"""
+
+from __future__ import annotations
+
+from sordino.budget import Participation
+from sordino.strategies import Problem, Strategy, make_strategy
+
+# name -> what follows the colon ("" for nothing)
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "identity": ("",),
+    "lambda-cgd": ("0", "0.5", "0.95", "1"),
+    "lambda-cgd-normalized": ("0", "0.5", "0.95", "1"),
+    "bisr": ("1", "2", "5", "1000"),
+    "bsr": ("1", "2", "5", "1000"),
+}
+BANDWIDTHS = {"bisr", "bsr"}  # the argument is a number of bands, cut to the number of steps
+SPELLED = [f"{name}:{argument}".rstrip(":") for name, arguments in EXAMPLES.items() for argument in arguments]
+
+
+def participation(steps: int) -> Participation:
+    """What optimised strategies of the suite are optimised for."""
+    separation = max(1, steps // 3)
+    return Participation(steps=steps, epochs=-(-steps // separation), separation=separation)
+
+
+def build(spelled: str, steps: int, problem: Problem | None = None) -> Strategy:
+    name, _, argument = spelled.partition(":")
+    if name in BANDWIDTHS:
+        spelled = f"{name}:{min(int(argument), steps)}"
+    return make_strategy(spelled, problem or Problem(steps, participation=participation(steps)))
