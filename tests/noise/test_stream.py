@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from sordino.errors import SordinoError
-from sordino.noise import PURPOSES, Keys, Stream, add_many_normals_, add_normals_, check_names
+from sordino.noise import PURPOSES, Keys, Stream, add_many_normals_, add_normals_, check_names, chunks
 from sordino.noise import stream as stream_module
 from sordino.noise.boxmuller import TILE, Scratch
 
@@ -67,8 +67,8 @@ def test_threads_and_chunks_change_no_bit(threads: None, monkeypatch: pytest.Mon
     outs = []
     for count, chunk in [(1, 48), (2, 48), (4, 48), (3, 5), (1, 1), (2, 64)]:
         torch.set_num_threads(count)
-        monkeypatch.setattr(stream_module, "CHUNK_TILES", chunk)
-        monkeypatch.setattr(stream_module, "_local", threading.local())
+        monkeypatch.setattr(chunks, "CHUNK_TILES", chunk)
+        monkeypatch.setattr(chunks, "_local", threading.local())
         outs.append(torch.ones(n))
         add_normals_(outs[-1], [(KEY, 1, 0.3), (OTHER, 2, -1.7)], "w", 77)
     assert all(torch.equal(outs[0], out) for out in outs)
@@ -224,7 +224,7 @@ def test_no_temporary_of_the_tensors_size(threads: None) -> None:
     both = [(KEY, 1, 1.0), (KEY, 0, -0.9)]
     one, two = (min(_peak(terms, out) for _ in range(4)) for terms in (both[:1], both))
     assert one < 1_000_000 and two < 1_000_000
-    assert Scratch(stream_module.CHUNK_TILES).nbytes() < 3_000_000  # a thread's buffers, kept
+    assert Scratch(chunks.CHUNK_TILES).nbytes() < 3_000_000  # a thread's buffers, kept
 
 
 def test_a_replayed_step_needs_no_more_memory_than_a_plain_one() -> None:

@@ -12,11 +12,8 @@ that fit a cache on the CPU, in registers on a GPU.
 from __future__ import annotations
 
 import math
-import os
-import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,32 +21,12 @@ import torch
 from torch import Tensor
 
 from ..errors import SordinoError
-from .boxmuller import LANES, R_MAX, TILE, Scratch
-from .cipher import (
-    BLOCK_WORDS,
-    check_blocks,
-    check_key,
-    check_step,
-    keystream,
-    nonce,
-    open_stream,
-    tensor_words,
-    zeros,
-)
+from .boxmuller import R_MAX, TILE, Scratch
+from .chunks import Chunk, Part, draw, share
+from .cipher import BLOCK_WORDS, check_blocks, check_key, check_step, keystream, nonce, tensor_words
 
 #: (key, step, coefficient): adds ``coefficient * normal(key, step, ...)``.
 Term = tuple[bytes, int, float]
-Part = tuple[np.ndarray, str, int]  # a flat tensor, its name, the offset of its first element
-Span = tuple[Part, int, int]  # of one tensor, tiles from the first on, so many
-
-# Each of the ~60 vector operations on a chunk gives the interpreter's lock away and takes it back: chunks long enough
-# that two threads rarely meet there, short enough for the second-level cache. No chunk size changes a bit.
-CHUNK_TILES = 48
-MAX_THREADS = 4
-
-_local = threading.local()
-_pool: ThreadPoolExecutor | None = None
-_pool_guard = threading.Lock()
 
 
 class Stream:
@@ -87,7 +64,7 @@ class Stream:
         term = _check_term((self._key, step, 1.0))
         if torch.device(device).type == "cpu":
             drawn = np.empty(length, np.float32)
-            _add_cpu([(drawn, name, int(offset))] if length else [], [term], replace=True)
+            _add_cpu([Part(drawn, name, int(offset), length)] if length else [], [term], replace=True)
             return torch.from_numpy(drawn)
         out = torch.zeros(length, dtype=torch.float32, device=device)
         add_normals_(out, [term], name, offset)
@@ -123,7 +100,7 @@ def add_many_normals_(
         if not out.is_contiguous():
             copies.append((out, flat))
         if flat.device.type == "cpu":
-            on_cpu.append((flat.numpy(), name, offset))
+            on_cpu.append(Part(flat.numpy(), name, offset, flat.numel()))
         elif flat.device.type == "cuda" and flat.dtype == torch.float32 and _has_triton():
             on_gpu.setdefault(flat.device, []).append((name, flat, offset))
         else:
@@ -153,56 +130,18 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _add_cpu(parts: list[Part], terms: list[Term], replace: bool = False) -> None:
-    """Cut all tiles that the tensors touch into chunks, and share the chunks out among threads.
-
-    With `replace`, what was there is written over instead of added to (at most two terms).
-    """
-    spans = [(part, part[2] // TILE, -(-(part[2] + part[0].size) // TILE)) for part in parts]
-    tiles = sum(end - first for _, first, end in spans)
-    threads = max(1, min(MAX_THREADS, torch.get_num_threads(), tiles // CHUNK_TILES))
-    rounds = -(-tiles // (CHUNK_TILES * threads))
-    size = -(-tiles // max(1, rounds * threads))  # equal chunks, as many for each thread
-    chunks: list[list[Span]] = []
-    room = 0
-    for part, first, end in spans:
-        while first < end:
-            if room == 0:
-                chunks.append([])
-                room = size
-            count = min(room, end - first)
-            chunks[-1].append((part, first, count))
-            first, room = first + count, room - count
-
-    def work(mine: list[list[Span]]) -> None:
-        scratch = _scratch()
-        with np.errstate(all="ignore"):
-            for chunk in mine:
-                _add_chunk(scratch, chunk, terms, replace)
-
-    waiting = [_threads().submit(work, chunks[k::threads]) for k in range(1, threads)]
-    work(chunks[::threads])
-    for future in waiting:
-        future.result()
+    """With `replace`, what was there is written over instead of added to (at most two terms)."""
+    share(parts, lambda scratch, chunk: _add_chunk(scratch, chunk, terms, replace))
 
 
-def _add_chunk(scratch: Scratch, chunk: list[Span], terms: list[Term], replace: bool) -> None:
-    raw = memoryview(scratch.raw)
-    nothing = memoryview(zeros(len(raw)))
+def _add_chunk(scratch: Scratch, chunk: Chunk, terms: list[Term], replace: bool) -> None:
     for pair in (terms[k : k + 2] for k in range(0, len(terms), 2)):
-        drawn = []
-        for which, (key, step, _) in enumerate(pair):
-            place = 0
-            for (_, name, _), tile, count in chunk:
-                size = count * TILE * 4
-                stream = open_stream(key, nonce(step, name), tile * LANES)
-                stream.update_into(nothing[:size], raw[place : place + size])
-                place += size
-            drawn.append(scratch.transform(place // (TILE * 4), which))
+        drawn = [draw(scratch, chunk, key, step, which) for which, (key, step, _) in enumerate(pair)]
         place = 0
-        for (out, _, offset), tile, count in chunk:
-            origin = tile * TILE - offset  # the index in `out` of the span's first normal
-            low, high = max(0, origin), min(out.size, origin + count * TILE)
-            mine = slice(place + low - origin, place + high - origin)
+        for span in chunk.spans:
+            out, (low, high, begin) = span.part.out, span.window()
+            assert out is not None
+            mine = slice(place + begin, place + begin + high - low)
             total = _product(drawn[0][mine], pair[0][2], out.dtype)
             for normals, (_, _, coefficient) in zip(drawn[1:], pair[1:], strict=True):
                 total += _product(normals[mine], coefficient, out.dtype)
@@ -210,7 +149,7 @@ def _add_chunk(scratch: Scratch, chunk: list[Span], terms: list[Term], replace: 
                 out[low:high] = total
             else:
                 out[low:high] += total
-            place += count * TILE
+            place += span.count * TILE
 
 
 def _product(normals: np.ndarray, coefficient: float, dtype: Any) -> np.ndarray:
@@ -238,33 +177,8 @@ def _add_elsewhere(flat: Tensor, terms: list[Term], name: str, offset: int) -> N
                 part += total
         else:
             host = part.cpu()
-            _add_cpu([(host.numpy(), name, offset + start)], terms)
+            _add_cpu([Part(host.numpy(), name, offset + start, host.numel())], terms)
             part.copy_(host)
-
-
-def _scratch() -> Scratch:
-    scratch: Scratch | None = getattr(_local, "scratch", None)
-    if scratch is None:
-        scratch = _local.scratch = Scratch(CHUNK_TILES)
-    return scratch
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    with _pool_guard:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(MAX_THREADS - 1, thread_name_prefix="sordino-noise")
-        return _pool
-
-
-def _forget_threads() -> None:
-    """In a forked child: the parent's threads are not there."""
-    global _pool, _pool_guard
-    _pool, _pool_guard = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
 
 
 # -- what may be asked -----------------------------------------------------------------------------------------------
