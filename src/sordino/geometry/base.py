@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..gradients.uses import Derived, PerExample, Rows, Use, add
+from ..gradients.derived import Derived
+from ..gradients.uses import PerExample, Rows, Use, add
 from .norms import squares
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..gradients.uses import Factors, Patches, PerExample, Rows, Use
+from ..gradients.patches import Patches
+from ..gradients.uses import Factors, PerExample, Rows, Use
 from .base import Geometry
 from .norms import (
     chunk,

@@ -20,8 +20,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from ..gradients.patches import Patches
 from ..gradients.precision import full_precision, kernels_for, tf32_convolutions
-from ..gradients.uses import Factors, Patches, PerExample, Rows, Use, add, exact
+from ..gradients.uses import Factors, PerExample, Rows, Use, add, exact
 
 Measure = Callable[[Tensor], Tensor]  # (m, *shape) -> (m,) squared norms
 

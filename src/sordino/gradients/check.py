@@ -21,15 +21,12 @@ over eight examples or fewer, once; memory as in an ordinary step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from ..errors import PrivacyError, SordinoError
@@ -38,6 +35,9 @@ from ..guards import Buffers
 from ..randomness import seed_all, seeded
 from .clipping import Clipping
 from .engine import Clipped, Engine, Losses
+from .findings import mixing, still_zero, unreached
+from .precision import without_tf32
+from .quiet import Quiet
 
 EXAMPLES = 8
 Take = Callable[[Sequence[int], bool], Any]  # positions in the batch, without OnRows if True
@@ -65,72 +65,6 @@ EXACT64 = Tolerance(1e-8, 1e-9)
 EXACT32 = Tolerance(1e-3, 2e-4)
 HALF = Tolerance(0.1, 0.02)
 SMALL = 1e-2  # gradients under this many clip norms are compared as if they were of this size
-
-
-class Quiet(TorchFunctionMode):
-    """Dropout of every spelling does nothing; with `exact`, autocast inside `losses` is off as well.
-
-    With `frozen`, random tensors (stochastic depth, noise) hold one constant, so that an example can be looked at
-    alone. Permutations and integers stay random.
-    """
-
-    same = {
-        F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-        torch.dropout, torch.dropout_, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout,
-        torch.feature_dropout_, torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
-    }  # fmt: skip
-    recurrent = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
-
-    uniform = {torch.rand, torch.rand_like, Tensor.uniform_}
-    normal = {torch.randn, torch.randn_like, Tensor.normal_}
-    coins = {torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_}
-
-    def __init__(self, device: str, exact: bool, frozen: bool) -> None:
-        super().__init__()
-        self.device, self.exact, self.frozen = device, exact, frozen
-        self.autocast = False  # whether any operation ran under it
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in self.same:
-            return args[0] if args else kwargs["input"]
-        if func is torch.native_dropout:
-            args, kwargs = (args[0], 0.0, True), {}
-        elif func is F.scaled_dot_product_attention:
-            args, kwargs = _argument(args, kwargs, 4, "dropout_p", 0.0)
-        elif func is F.multi_head_attention_forward:
-            args, kwargs = _argument(args, kwargs, 10, "dropout_p", 0.0)
-        elif func in self.recurrent:
-            args = tuple(0.0 if type(a) is float else a for a in args)
-        elif self.frozen and func in (self.uniform | self.normal | self.coins):
-            return self._constant(func, args, kwargs)
-        if not torch.is_autocast_enabled(self.device):
-            return func(*args, **kwargs)
-        self.autocast = True
-        if not self.exact:
-            return func(*args, **kwargs)
-        with torch.autocast(self.device, enabled=False):
-            return func(*args, **kwargs)
-
-    def _constant(self, func: Any, args: tuple, kwargs: dict) -> Tensor:
-        probability = None
-        if func in self.coins:
-            probability = args[1] if len(args) > 1 else kwargs.get("p", 0.5 if func is Tensor.bernoulli_ else args[0])
-            probability = probability.detach().clone() if isinstance(probability, Tensor) else probability
-        out = func(*args, **kwargs)
-        with torch.no_grad():
-            if probability is not None:
-                return out.copy_(torch.as_tensor(probability, device=out.device) >= 0.5)
-            low, high = (*args[1:3], 0.0, 1.0)[:2] if func in (Tensor.uniform_, Tensor.normal_) and len(args) > 2 else (
-                kwargs.get("from", kwargs.get("mean", 0.0)), kwargs.get("to", kwargs.get("std", 1.0))
-            )  # fmt: skip
-            return out.fill_(low + 0.3 * (high - low) if func in self.uniform else low + 0.5 * high)
-
-
-def _argument(args: tuple, kwargs: dict, at: int, name: str, value: Any) -> tuple[tuple, dict]:
-    if len(args) > at:
-        return (*args[:at], value, *args[at + 1 :]), kwargs
-    return args, {**kwargs, name: value} if name in kwargs else kwargs
 
 
 @dataclass(frozen=True)
@@ -250,7 +184,7 @@ class _Check:
             reached = self._company(reached)
         missing = [name for name, moved in reached.items() if moved is None]
         if missing:
-            raise _unreached(missing)
+            raise unreached(missing)
         self.report.zero = {name for name, moved in reached.items() if not moved}
         return self.report
 
@@ -302,7 +236,7 @@ class _Check:
             moved = _norm(_difference(whole.sums, without.sums))
             self.report.numbers[f"moved_{i}"] = moved
             if not moved <= bound * (1 + tolerance) + 1e-5 * bound * len(few):
-                raise _mixing(_worst(_difference(whole.sums, without.sums)))
+                raise mixing(_worst(_difference(whole.sums, without.sums)))
 
     # -- comparing ----------------------------------------------------------------------------
 
@@ -332,21 +266,12 @@ class _Check:
 
     def _error(self, what: str, name: str) -> PrivacyError:
         if what != "again":
-            return _mixing(name)
+            return mixing(name)
         return PrivacyError(
             f"sensitivity check failed at parameter {name!r}: the same examples with the same random numbers give "
             "another gradient the second time; the model or losses keeps something from one call to the next (running "
             "averages, queues, counters), or draws from a generator of its own: remove it"
         )
-
-
-def _mixing(name: str) -> PrivacyError:
-    return PrivacyError(
-        f"sensitivity check failed at parameter {name!r}: the gradient of one example depends on who else is in the "
-        "batch; look for batch statistics, a mean over the batch, mixed-up examples, padding to the longest example "
-        "that the model does not mask, or a divisor counted over the batch, and make each loss depend on its own "
-        "example alone"
-    )
 
 
 def _shape_of_one(error: Exception) -> bool:
@@ -369,44 +294,4 @@ def _worst(tensors: dict[str, Tensor]) -> str:
     return max(tensors, key=lambda name: float(tensors[name].double().norm()), default="?")
 
 
-def _unreached(missing: list[str]) -> SordinoError:
-    names = ", ".join(repr(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
-    return SordinoError(
-        f"no loss reaches {len(missing)} trainable parameter(s): {names}; freeze what is not used with "
-        "requires_grad_(False), or make the loss depend on it"
-    )
-
-
-def still_zero(stuck: list[str]) -> SordinoError:
-    """After the first update: whoever is still at exactly zero while the others moved trains nothing."""
-    names = ", ".join(repr(name) for name in stuck[:5]) + (" …" if len(stuck) > 5 else "")
-    return SordinoError(
-        f"the gradient of {names} is exactly zero, before and after the first update; it trains nothing: freeze it "
-        "with requires_grad_(False), look for a multiplication by zero in front of it, or pass check=False if its turn "
-        "comes later"
-    )
-
-
-@contextmanager
-def without_tf32(device: torch.device) -> Iterator[None]:
-    """Full float32 in products and convolutions of the forward pass too."""
-    if device.type != "cuda":
-        yield
-        return
-    holders = [h for h in (torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)) if h is not None]
-    if all(hasattr(h, "fp32_precision") for h in holders) and len(holders) == 2:
-        before = [h.fp32_precision for h in holders]
-        try:
-            for h in holders:
-                h.fp32_precision = "ieee"
-            yield
-        finally:
-            for h, value in zip(holders, before, strict=True):
-                h.fp32_precision = value
-        return
-    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
+__all__ = ["CheckReport", "check", "still_zero"]

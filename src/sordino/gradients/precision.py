@@ -54,3 +54,28 @@ def kernels_for(*tensors: Tensor) -> bool:
     except ImportError:
         return False
     return usable(*tensors)
+
+
+@contextmanager
+def without_tf32(device: torch.device) -> Iterator[None]:
+    """Full float32 in products and convolutions of the forward pass too."""
+    if device.type != "cuda":
+        yield
+        return
+    holders = [h for h in (torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", None)) if h is not None]
+    if all(hasattr(h, "fp32_precision") for h in holders) and len(holders) == 2:
+        before = [h.fp32_precision for h in holders]
+        try:
+            for h in holders:
+                h.fp32_precision = "ieee"
+            yield
+        finally:
+            for h, value in zip(holders, before, strict=True):
+                h.fp32_precision = value
+        return
+    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old

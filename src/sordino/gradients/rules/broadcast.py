@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..derived import OwnRows
 from ..layout import Layout
 from ..operation import Operation
-from ..uses import OwnRows, PerExample, exact
+from ..uses import PerExample, exact
 
 if TYPE_CHECKING:
     from ..recorder import Recorder

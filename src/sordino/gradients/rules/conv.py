@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..operation import Operation
-from ..uses import ConvSpec, Patches, PerExample, exact
+from ..patches import ConvSpec, Patches
+from ..uses import PerExample, exact
 from .linear import lower
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...errors import PrivacyError, Unsupported
+from ..derived import OwnRows
 from ..layout import Layout
 from ..operation import Operation
-from ..uses import OwnRows, PerExample
+from ..uses import PerExample
 from .split import Split, one_by_one, same_numbers, splits, together
 
 if TYPE_CHECKING:
