@@ -49,13 +49,15 @@ def work(
     minutes: float = float("inf"),
     expected: float = 0.0,
     say: Callable[[str], None] = print,
+    describe: Callable[[Run, Mapping[str, Any]], str] = lambda run, result: f"{dict(run)} {dict(result)}",
 ) -> Summary:
     """Do runs until none is available or `minutes` are over; `workers=0` does them here, one after the other.
 
     A run is started only if the longest run so far (`expected` seconds, before there is one) would end in time; a
-    process's first run, which waits for its imports, counts only until there is another.
+    process's first run, which waits for its imports, counts only until there is another. `describe` says in a line what
+    came out of a run.
     """
-    pool = _Pool(available, function, results, minutes, expected, say)
+    pool = _Pool(available, function, results, minutes, expected, say, describe)
     return pool.alone() if workers == 0 else pool.together(workers)
 
 
@@ -68,8 +70,10 @@ class _Pool:
         minutes: float,
         expected: float,
         say: Callable[[str], None],
+        describe: Callable[[Run, Mapping[str, Any]], str],
     ) -> None:
-        self.available, self.function, self.results, self.say = available, function, results, say
+        self.available, self.function, self.results = available, function, results
+        self.say, self.describe = say, describe
         self.start = time.monotonic()
         self.deadline = self.start + 60 * minutes
         self.at_first = expected
@@ -108,7 +112,7 @@ class _Pool:
         self.longest[first] = max(self.longest.get(first, 0.0), seconds)
         self.results.put(run, result)
         self.summary.done += 1
-        self.say(f"{time.monotonic() - self.start:6.0f} s  {name}  {seconds:5.1f} s  {_short(run)}  {_short(result)}")
+        self.say(f"{time.monotonic() - self.start:5.0f} s  {name}  took {seconds:3.0f} s  {self.describe(run, result)}")
 
     def alone(self) -> Summary:
         while (run := self.next()) is not None:
@@ -195,8 +199,3 @@ def _serve(pipe: Connection, function: Function) -> None:
         except Exception:
             answer = (None, traceback.format_exc())
         pipe.send(answer)
-
-
-def _short(values: Mapping[str, Any]) -> str:
-    kept = {k: v for k, v in values.items() if isinstance(v, (int, float, str)) and not isinstance(v, bool)}
-    return " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in kept.items())
