@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 
 from sordino import Budget, Unsupported
-from sordino.accounting.balls_in_bins import (
-    BinsCurve,
-    _spread,
-    add_delta,
-    bins_delta,
-    jensen_add_delta,
-    remove_delta,
-)
+from sordino.accounting.balls_in_bins import FINE, BinsCurve, bins_delta
 from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from sordino.accounting.lognormals import _spread, jensen_add_delta
+from sordino.accounting.lognormals import add_delta as add_delta_on
+from sordino.accounting.lognormals import remove_delta as remove_delta_on
 from sordino.plan import plan
 
 from .reference import bins_monte_carlo, two_bins_delta
+
+
+def remove_delta(bins: int, s: float, epsilon: float, spacing: float = FINE) -> float:
+    return remove_delta_on(bins, s, epsilon, spacing)
+
+
+def add_delta(bins: int, s: float, epsilon: float, spacing: float = FINE) -> float:
+    return add_delta_on(bins, s, epsilon, spacing)
 
 
 @pytest.mark.parametrize(("s", "epsilon"), [(1.67, 8.0), (0.3, 1.0), (0.05, 0.1), (3.0, 10.0), (10.0, 50.0)])
@@ -155,7 +159,7 @@ def test_delta_is_a_probability_everywhere(epsilon: float, s: float) -> None:
 
 @pytest.mark.parametrize("s", [1e-4, 0.003, 0.05])
 def test_a_grid_from_where_the_mass_is_changes_nothing(s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sordino.accounting.balls_in_bins as module
+    import sordino.accounting.lognormals as module
 
     found = {}
     for bottom in ("its own", "zero"):

@@ -18,6 +18,7 @@ from ..sampling import Sampling
 from ..strategies import Strategy
 from .balls_in_bins import BallsInBinsConvolution
 from .base import Accountant, Query
+from .fresh_bins import FreshBinsPLD
 from .gaussian import FixedOrderGaussian, gaussian_delta, gaussian_epsilon, gaussian_sigma
 from .search import least
 from .subsampled import SubsampledPLD, SubsampledRDP
@@ -39,6 +40,14 @@ ACCOUNTANTS.add(
         BallsInBinsConvolution,
         "certified upper bound, for balls in bins with independent noise",
         paper="Choquette-Choo et al. 2024; Chua et al. 2024",
+    )
+)
+ACCOUNTANTS.add(
+    Entry(
+        "bins-pld",
+        FreshBinsPLD,
+        "certified upper bound, for balls in fresh bins with independent noise",
+        paper="Doroshenko et al. 2022",
     )
 )
 

@@ -93,7 +93,7 @@ class SubsampledRDP(SubsampledAccountant):
         return RDPCurve(r.rate, r.multiplier, r.count)
 
 
-def _first_answer(answer: Callable[[], float], coarser: Callable[[], float]) -> float:
+def first_answer(answer: Callable[[], float], coarser: Callable[[], float]) -> float:
     """`answer`, or `coarser` where the library raises (whatever it raises) or has no finite number to give."""
     try:
         with np.errstate(all="ignore"):
@@ -112,14 +112,14 @@ class RDPCurve:
     steps: int
 
     def delta(self, epsilon: float) -> float:
-        found = _first_answer(
+        found = first_answer(
             lambda: _rdp(self.q, self.sigma, self.steps).get_delta(epsilon),
             lambda: gaussian_delta(epsilon, self._shift),
         )
         return min(1.0, max(0.0, found))
 
     def epsilon(self, delta: float) -> float:
-        found = _first_answer(
+        found = first_answer(
             lambda: _rdp(self.q, self.sigma, self.steps).get_epsilon(delta),
             lambda: gaussian_epsilon(delta, self._shift),
         )
@@ -141,7 +141,7 @@ class PLDCurve:
     coarse: bool = False
 
     def delta(self, epsilon: float) -> float:
-        delta = FFT_ERROR + _first_answer(
+        delta = FFT_ERROR + first_answer(
             lambda: self._composed().get_delta_for_epsilon(epsilon), lambda: self._rdp.delta(epsilon)
         )
         return min(1.0, delta if delta >= SMALLEST_DELTA else min(delta, self._rdp.delta(epsilon)))
@@ -150,7 +150,7 @@ class PLDCurve:
         if delta < SMALLEST_DELTA:
             return self._rdp.epsilon(delta)
         # The library searches a little beyond its own answer; never take less than 0.
-        found = _first_answer(
+        found = first_answer(
             lambda: self._composed().get_epsilon_for_delta(delta - FFT_ERROR), lambda: self._rdp.epsilon(delta)
         )
         return max(0.0, found)
