@@ -16,8 +16,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "lambda-cgd-normalized": ("0", "0.5", "0.95", "1"),
     "bisr": ("1", "2", "5", "1000"),
     "bsr": ("1", "2", "5", "1000"),
+    "band-inv-mf": ("1", "2", "4", "1000"),
+    "band-mf": ("1", "2", "4", "1000"),
 }
-BANDWIDTHS = {"bisr", "bsr"}  # the argument is a number of bands, cut to the number of steps
+BANDWIDTHS = {"bisr", "bsr", "band-inv-mf", "band-mf"}  # the argument is a number of bands, cut to the number of steps
 SPELLED = [f"{name}:{argument}".rstrip(":") for name, arguments in EXAMPLES.items() for argument in arguments]
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from ..errors import SordinoError
 from ..registry import Entry, Registry
+from .band_inv_mf import band_inv_mf
+from .band_mf import band_mf
 from .base import Recurrence, Strategy
 from .bisr import bisr
 from .bsr import bsr
@@ -70,6 +72,26 @@ STRATEGIES.add(
         lambda argument, problem, definition: bsr(argument, problem),
         "the square root of the prefix sum, cut to a band: past outputs are kept",
         paper="Kalinin & Lampert 2024, Banded Square Root Matrix Factorization",
+        argument="16",
+        capabilities={"regenerates": False, "identity": False},
+    )
+)
+STRATEGIES.add(
+    Entry(
+        "band-inv-mf",
+        band_inv_mf,
+        "a banded Toeplitz inverse, its coefficients optimised: past noise is drawn again",
+        paper="Kalinin et al. 2025, Back to Square Roots",
+        argument="16",
+        capabilities={"regenerates": True, "identity": False},
+    )
+)
+STRATEGIES.add(
+    Entry(
+        "band-mf",
+        band_mf,
+        "a banded Toeplitz matrix, its coefficients optimised: past outputs are kept",
+        paper="McKenna 2025, Scaling up the Banded Matrix Factorization Mechanism",
         argument="16",
         capabilities={"regenerates": False, "identity": False},
     )

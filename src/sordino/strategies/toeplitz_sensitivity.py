@@ -50,15 +50,25 @@ def leftmost(c: np.ndarray, k: int, b: int) -> float:
     return float(np.linalg.norm(repeated(c, k, b)))
 
 
+def majorant_index(c: np.ndarray, b: int) -> np.ndarray:
+    """Of which lag the majorant takes |c| for each lag: its own before b, the largest at or after it from b on.
+
+    >>> majorant_index(np.array([1.0, 0.1, 0.2, -0.3, 0.1]), 2)
+    array([0, 1, 3, 3, 4])
+    """
+    index, tail = np.arange(len(c)), np.abs(c[b:])[::-1]
+    record = np.where(tail >= np.maximum.accumulate(tail), np.arange(len(tail)), 0)
+    index[b:] = (len(c) - 1 - np.maximum.accumulate(record))[::-1]
+    return index
+
+
 def majorant(c: np.ndarray, b: int) -> np.ndarray:
     """The smallest coefficients ≥ |c| that do not increase from lag b on.
 
     >>> majorant(np.array([1.0, 0.1, 0.2, -0.3, 0.1]), 2)
     array([1. , 0.1, 0.3, 0.3, 0.1])
     """
-    out = np.abs(c)
-    out[b:] = np.maximum.accumulate(out[b:][::-1])[::-1]
-    return out
+    return np.asarray(np.abs(c)[majorant_index(c, b)])
 
 
 def third_condition(c: np.ndarray, b: int) -> bool:
@@ -125,7 +135,7 @@ def _disjoint(norms: np.ndarray, k: int, b: int, fixed: bool) -> tuple[float, st
         return float(repeated(norms[::-1], k, b).max()), "all fixed patterns, whose columns do not overlap"
     if (np.diff(norms) <= 0.0).all():
         return float(norms[: k * b : b].sum()), "leftmost columns, which do not overlap"
-    if norms.max() - norms[: k * b : b].min() <= 1e-15 * norms.max():
+    if norms.max() - norms[: k * b : b].min() <= 1e-12 * norms.max():
         return k * float(norms.max()), "columns of one norm, which do not overlap"
     if n * k > _ENUMERATED:
         return k * float(norms.max()), ""

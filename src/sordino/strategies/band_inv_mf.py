@@ -1,0 +1,58 @@
+"""BandInvMF(p): C⁻¹ is Toeplitz with p bands, its coefficients optimised for the error (Kalinin et al. 2025).
+
+Minimised is error × sensitivity over ``w_1, …, w_{p−1}``, w_0 = 1, from BISR(p) on. The sensitivity in the
+loss bounds that of every C (the leftmost columns of a majorant of |C|): the leftmost columns of C itself do not, and an
+optimiser would find out, as ``C⁻¹ = (1, 0, 0, −.9)`` shows. The last p−1 rows of Z are drawn again at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from .bisr import inverse_square_root
+from .cache import cached
+from .problem import Problem
+from .toeplitz import Toeplitz, parse_bandwidth
+from .toeplitz_optimizing import certified, inverse_banded_loss, minimise, question, recalled
+
+NAME = "band-inv-mf"
+
+
+class BandInvMF(Toeplitz):
+    """``C⁻¹_ij = w_{i−j}``, p bands, w as given or found."""
+
+    def __init__(self, bands: int, steps: int, w: np.ndarray, certificate: Mapping[str, float] | None = None) -> None:
+        super().__init__(f"{NAME}:{bands}", steps, inverse=w)
+        self._w, self.certificate = w, dict(certificate or {})
+
+    def definition(self) -> dict[str, np.ndarray]:
+        return {"inverse_coefficients": self._w.copy()}
+
+
+def band_inv_mf(argument: str, problem: Problem, definition: Mapping[str, np.ndarray] | None = None) -> BandInvMF:
+    """The optimum for the problem's workload, objective and participation, or the `definition` given.
+
+    >>> s = band_inv_mf("2", Problem(100))
+    >>> s.vectors_regenerated, s.vectors_stored
+    (1, 0)
+    """
+    bands = parse_bandwidth(argument, NAME, problem.steps)
+    if definition is not None:
+        return BandInvMF(bands, problem.steps, recalled(definition, "inverse_coefficients", f"{NAME}:{bands}", bands))
+    found = cached(NAME, question(problem, bands), lambda: _optimised(problem, bands))
+    return BandInvMF(bands, problem.steps, found["inverse_coefficients"], certified(found))
+
+
+def _optimised(problem: Problem, bands: int) -> dict[str, np.ndarray]:
+    loss = inverse_banded_loss(problem)
+    found = minimise(loss, inverse_square_root(bands)[1:])
+    identity = np.zeros(bands - 1)
+    if loss(identity)[0] < found.loss:  # the bound has kinks, where a search may end early; this is one of them
+        found = replace(found, x=identity, loss=loss(identity)[0])
+    w = np.concatenate([[1.0], found.x])
+    s = BandInvMF(bands, problem.steps, w)
+    value = problem.error(s) * s.sensitivity(problem.participations)
+    return {"inverse_coefficients": w, "loss": np.array(value)} | found.arrays()

@@ -1,0 +1,245 @@
+"""The coefficients that minimise error × sensitivity, by L-BFGS with gradients written by hand.
+
+The loss is the logarithm, ``½ log(error²·sensitivity²)``, of matrices with ``c_0 = 1``. Its sensitivity is never a
+formula that needs a condition, but a bound that holds for all coefficients (`toeplitz_sensitivity`), so there
+is nothing to exploit. One evaluation is O(T·p) or O(T log T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..budget import Participation
+from ..errors import StateError
+from .power_series import product_transposed, quotient_transposed, reciprocal
+from .problem import Problem
+from .toeplitz_forms import outer, plain, scheduled, unit_columns
+from .toeplitz_sensitivity import majorant_index, repeated
+
+Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+VERSION = 1  # of what is searched and how: part of the key of what is kept on disk
+
+_FIRST_STEP = 0.01  # the length of L-BFGS's first step: coefficients are at most 1, the last ones 1/√T
+_OUTSIDE = 1e3  # what a matrix whose inverse overflows is worth
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Where the search ended, and how flat the loss is there."""
+
+    x: np.ndarray
+    loss: float
+    gradient: float  # the largest entry of the projected gradient of the (logarithmic, so relative) loss
+    iterations: int
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"projected_gradient": np.array(self.gradient), "iterations": np.array(float(self.iterations))}
+
+
+def participations(problem: Problem) -> int:
+    """How often one example takes part at most."""
+    p = problem.participations
+    return max(1, min(p.epochs, -(-problem.steps // p.separation)))
+
+
+def question(problem: Problem, bands: int) -> dict[str, float | int | str | np.ndarray]:
+    """What the answer depends on. Not on `noise_needed`: these strategies are optimised for their sensitivity."""
+    k, workload = participations(problem), problem.workload
+    return {
+        "version": VERSION,
+        "steps": problem.steps,
+        "bands": bands,
+        "participations": k,
+        "separation": problem.participations.separation if k > 1 else problem.steps,
+        "fixed": int(problem.participations.fixed and k > 1),
+        "objective": problem.objective,
+        "momentum": float(workload.momentum),
+        "shrink": float(workload.shrink),
+        "rates": np.ones(1) if workload.is_toeplitz else workload.rates(problem.steps),
+    }
+
+
+def certified(found: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """What a plan prints of a search."""
+    names = ("loss", "projected_gradient", "iterations", "schedule_ignored")
+    return {name: float(found[name]) for name in names if name in found}
+
+
+def recalled(definition: Mapping[str, np.ndarray], key: str, name: str, bands: int) -> np.ndarray:
+    """The coefficients that an earlier run found."""
+    c = np.asarray(definition.get(key, []), dtype=np.float64)
+    if c.ndim != 1 or not 1 <= len(c) <= bands or not np.isfinite(c).all() or c[0] <= 0.0:
+        raise StateError(
+            f"the definition of noise={name!r} must have 1 to {bands} finite {key}, the first above 0; this one has "
+            f"{c.tolist() if c.ndim == 1 and len(c) < 5 else f'an array of shape {c.shape}'}; load the run's own"
+        )
+    return c
+
+
+def minimise(loss: Loss, start: np.ndarray, lower: np.ndarray | None = None, iterations: int = 2000) -> Optimum:
+    """L-BFGS-B from `start`; begun again where it gave up, as long as that helps."""
+    from scipy.optimize import minimize
+
+    x, spent = np.array(start, dtype=np.float64), 0
+    if len(x) == 0:
+        return Optimum(x, loss(x)[0], 0.0, 0)
+
+    def scaled(y: np.ndarray) -> tuple[float, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            value, gradient = loss(x + _FIRST_STEP * y)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return _OUTSIDE, np.zeros_like(y)
+        return value, _FIRST_STEP * gradient
+
+    bounds = None if lower is None else [(low, None) for low in (lower - x) / _FIRST_STEP]
+    y, best = np.zeros_like(x), np.inf
+    for _ in range(5):
+        found = minimize(
+            scaled,
+            y,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={
+                "maxiter": iterations - spent,
+                "maxfun": 2 * iterations,
+                "maxcor": 20,
+                "ftol": 1e-14,
+                "gtol": 1e-9,
+            },
+        )
+        spent, gained = spent + int(found.nit), best - float(found.fun)
+        if gained > 0.0:
+            y, best = found.x, float(found.fun)
+        if gained < 1e-9 or spent >= iterations:
+            break
+    x = x + _FIRST_STEP * y
+    if lower is not None:
+        x = np.maximum(x, lower)
+    value, gradient = loss(x)
+    if lower is not None:
+        gradient = np.where((x <= lower) & (gradient > 0.0), 0.0, gradient)
+    return Optimum(x, value, float(np.abs(gradient).max()), spent)
+
+
+def squared_error(problem: Problem) -> Loss:
+    """By the first column of ``T⁻¹``."""
+    rates = problem.workload.rates(problem.steps)
+    if problem.workload.is_toeplitz:
+        return lambda w: plain(w, problem.steps, problem.workload, problem.objective)
+    outside = outer(problem.objective)
+    return lambda w: scheduled(w, rates, problem.workload, outside)[:2]
+
+
+def squared_sensitivity(c: np.ndarray, participation: Participation) -> tuple[float, np.ndarray]:
+    """The leftmost columns of the majorant (of |C| in a fixed order), squared, by c; see `toeplitz_sensitivity`."""
+    k, b = participation.epochs, participation.separation
+    k = min(k, -(-len(c) // b))
+    from_lag = len(c) if participation.fixed or k == 1 else b
+    index = majorant_index(c, from_lag)
+    columns = repeated(np.abs(c)[index], k, b)
+    by_majorant = 2.0 * repeated(columns[::-1], k, b)[::-1]
+    return float(columns @ columns), np.bincount(index, by_majorant, len(c)) * np.sign(c)
+
+
+def inverse_banded_loss(problem: Problem) -> Loss:
+    """By ``w_1, …, w_{p−1}``, w_0 = 1, the coefficients of C⁻¹."""
+    error = squared_error(problem)
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        w = np.concatenate([[1.0], x])
+        c = reciprocal(w, problem.steps)
+        e, by_w = error(w)
+        s, by_c = squared_sensitivity(c, problem.participations)
+        by_w = by_w / e - _by_inverse(w, c, by_c)[: len(w)] / s
+        return 0.5 * float(np.log(e * s)), 0.5 * by_w[1:]
+
+    return loss
+
+
+class Decrements:
+    """Variables, all ≥ 0, for the coefficients of a banded Toeplitz C that the leftmost columns are the worst of.
+
+    ``c_1, …`` themselves up to lag b, and from there on what they decrease by at each lag. In a fixed order, or if an
+    example takes part once, C ≥ 0 is enough: the coefficients themselves.
+    """
+
+    def __init__(self, problem: Problem, bands: int) -> None:
+        free = problem.participations.fixed or participations(problem) == 1
+        self.bands, self._from = bands, bands if free else problem.participations.separation
+
+    def coefficients(self, x: np.ndarray) -> np.ndarray:
+        c = np.concatenate([[1.0], x])
+        c[self._from :] = np.cumsum(c[self._from :][::-1])[::-1]
+        return c
+
+    def variables(self, c: np.ndarray) -> np.ndarray:
+        x = np.array(c)
+        x[self._from :] -= np.append(x[self._from + 1 :], 0.0)[: len(x[self._from :])]
+        return x[1:]
+
+    def pull(self, by_c: np.ndarray) -> np.ndarray:
+        """From derivatives by the coefficients to those by the variables."""
+        by_c = np.array(by_c)
+        by_c[self._from :] = np.cumsum(by_c[self._from :])
+        return by_c[1:]
+
+
+def banded_loss(problem: Problem, shape: Decrements) -> Loss:
+    """Of a banded Toeplitz C ≥ 0, by the variables of its `shape`."""
+    error = squared_error(problem)
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        c = shape.coefficients(x)
+        w = reciprocal(c, problem.steps)
+        e, by_w = error(w)
+        padded = np.concatenate([c, np.zeros(problem.steps - len(c))])
+        s, by_c = squared_sensitivity(padded, problem.participations)
+        gradient = by_c / s - _by_inverse(c, w, by_w) / e
+        return 0.5 * float(np.log(e * s)), 0.5 * shape.pull(gradient[: len(c)])
+
+    return loss
+
+
+def unit_columns_loss(problem: Problem) -> Loss:
+    """By ``c_1, …, c_{p−1}`` of a banded Toeplitz matrix whose columns are then scaled to norm 1.
+
+    Only the error counts: columns of norm 1 that do not overlap have sensitivity √k.
+    """
+    workload, steps, outside = problem.workload, problem.steps, outer(problem.objective)
+    rates = workload.rates(steps)
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        c = np.concatenate([[1.0], x])
+        w = reciprocal(c, steps)
+        norms = column_norms(c, steps)
+        if workload.is_toeplitz:
+            e, by_w, by_rates = unit_columns(w, rates * norms, steps - len(c) + 1, workload, outside)
+        else:
+            e, by_w, by_rates = scheduled(w, rates * norms, workload, outside)
+        cut = np.cumsum(by_rates * rates / norms)[::-1][: len(c)]  # columns up to T−1−l reach lag l
+        by_c = c * cut - _by_inverse(c, w, by_w)[: len(c)]
+        return 0.5 * float(np.log(e)), 0.5 * by_c[1:] / e
+
+    return loss
+
+
+def column_norms(c: np.ndarray, steps: int) -> np.ndarray:
+    """``‖T[:, j]‖₂``: the last columns are cut off by the end.
+
+    >>> column_norms(np.array([3.0, 4.0]), 3)
+    array([5., 5., 3.])
+    """
+    squares = np.concatenate([np.square(c), np.zeros(steps - len(c))])
+    return np.asarray(np.sqrt(np.cumsum(squares)[::-1]))
+
+
+def _by_inverse(a: np.ndarray, inverse: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """Minus the derivative by a of what has this gradient by ``1/a``: ``δ(1/a) = −(1/a)²·δa``."""
+    if len(a) * len(inverse) <= 2**22:
+        return quotient_transposed(a, quotient_transposed(a, gradient))
+    return product_transposed(inverse, product_transposed(inverse, gradient))
