@@ -41,12 +41,12 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks experiments
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests examples benchmarks
-	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks experiments
+	$(BIN)/ruff format src tests examples benchmarks experiments
 
 wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist .

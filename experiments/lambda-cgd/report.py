@@ -16,6 +16,7 @@ from typing import Any
 from experiments.harness import Results, Run
 from schedule import Method, Schedule, Setting
 
+NOTHING = "*No results are recorded yet.*"
 Best = Mapping[str, Mapping[str, float]]  # setting → λ of least RMSE and MaxSE
 
 
@@ -112,7 +113,7 @@ def table(schedule: Schedule, results: Results) -> str:
         lines.append("")
         if any(row.at_edge for row in found):
             lines += ["\\* the last of the grid: a rate beyond it might do better.", ""]
-    return "\n".join(lines).strip() or "*No results are recorded yet.*"
+    return "\n".join(lines).strip() or NOTHING
 
 
 def progress(schedule: Schedule, results: Results) -> str:
@@ -130,7 +131,7 @@ def progress(schedule: Schedule, results: Results) -> str:
         said += [f"fewer than {seeds} final runs: {', '.join(short)}"] if short else []
         count = sum(row.trials + len(row.test) for row in found)
         lines.append(f"* {setting.title}: {count} runs; {'; '.join(said) or 'complete'}.")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(results) else NOTHING
 
 
 def claims(schedule: Schedule, results: Results, best: Best) -> str:
@@ -159,7 +160,7 @@ def claims(schedule: Schedule, results: Results, best: Best) -> str:
             said.append(_below(family, winners[setting.name], best[setting.name]["rmse"]))
         lines.append(f"* **{setting.title}**: {'; '.join(said)}.")
     lines += _across(schedule, best, winners)
-    return "\n".join(lines) or "*No results are recorded yet.*"
+    return "\n".join(lines) or NOTHING
 
 
 def compared(a: Row, b: Row) -> tuple[int, str]:
@@ -214,7 +215,7 @@ def draw_lambda(schedule: Schedule, results: Results, best: Best, path: Path) ->
     import matplotlib
 
     settings = schedule.settings
-    figure, axes = _figure(4.6 * len(settings), 6.0, 2, len(settings))
+    figure, axes = _figure(4.6 * len(settings), 6.0, 2, len(settings), sharex="col")
     shown = ["BISR", "BandInvMF", "BLT", "DP-SGD, Poisson"]
     for column, setting in enumerate(settings):
         top, bottom = axes[0][column], axes[1][column]
@@ -225,6 +226,8 @@ def draw_lambda(schedule: Schedule, results: Results, best: Best, path: Path) ->
             spread = [0.0 if len(r.test) < 2 else 100 * r.deviation for r in done]
             at = [scale(r.method.lam or 0.0) for r in done]
             top.errorbar(at, [100 * r.mean for r in done], spread, marker="o", capsize=3, color="C0", label="λCGD")
+        else:
+            _empty(top)
         for row in found:
             if row.test and row not in family:
                 i = next((i for i, name in enumerate(shown) if row.method.title.startswith(name)), 4)
@@ -232,7 +235,6 @@ def draw_lambda(schedule: Schedule, results: Results, best: Best, path: Path) ->
         if family:
             at = [scale(r.method.lam or 0.0) for r in family]
             bottom.semilogy(at, [r.rmse for r in family], marker="o", color="C0")
-            top.set_xticks(at, [f"{r.method.lam:g}" for r in family])
             bottom.set_xticks(at, [f"{r.method.lam:g}" for r in family])
             bottom.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
             bottom.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
@@ -244,7 +246,7 @@ def draw_lambda(schedule: Schedule, results: Results, best: Best, path: Path) ->
         top.set_title(setting.title)
         bottom.set_xlabel("λ (1−λ on a logarithmic scale)")
         if top.get_legend_handles_labels()[0]:
-            top.legend(fontsize=8, loc="lower left")
+            bottom.legend(*top.get_legend_handles_labels(), fontsize=8, loc="upper right")  # where it hides nothing
     axes[0][0].set_ylabel("test accuracy, %")
     axes[1][0].set_ylabel("RMSE")
     figure.savefig(path, dpi=120)
@@ -259,29 +261,35 @@ def draw_methods(schedule: Schedule, results: Results, path: Path) -> None:
         found = [r for r in rows(schedule, results, setting) if r.test]
         correlated = [r for r in found if r.method.lam]
         best = max(correlated, key=lambda r: statistics.mean(r.validation)) if correlated else None
-        bars = [r for r in found if not r.method.lam or r is best]
-        for i, row in enumerate(bars):
+        shown = [r for r in found if not r.method.lam or r is best]
+        for i, row in enumerate(shown):
             color = "C0" if row is best else "0.55" if row.method.noise == "identity" else "C2"
             spread = 0.0 if len(row.test) < 2 else 100 * row.deviation
-            one.bar(i, 100 * row.mean, yerr=spread, capsize=3, color=color)
-            one.text(i, 100 * row.mean + spread, f"{100 * row.mean:.1f}", ha="center", va="bottom", fontsize=8)
-        names = [f"λCGD({r.method.lam:g})" if r is best else r.method.title.replace(", ", ",\n") for r in bars]
-        one.set_xticks(range(len(bars)), names, rotation=25, fontsize=8)
-        if bars:
-            low, high = min(100 * r.mean for r in bars), max(100 * r.mean for r in bars)
-            one.set_ylim(max(0.0, low - max(3.0, high - low)), high + max(2.0, 0.25 * (high - low)))
+            one.errorbar(i, 100 * row.mean, spread, marker="o", markersize=7, capsize=4, color=color)
+            one.annotate(f"{100 * row.mean:.1f}", (i, 100 * row.mean), (7, 3), textcoords="offset points", fontsize=8)
+        names = [f"λCGD({r.method.lam:g})" if r is best else r.method.title.replace(", ", ",\n") for r in shown]
+        one.set_xticks(range(len(shown)), names, rotation=25, fontsize=8)
+        if not shown:
+            _empty(one)
+        one.margins(x=0.12, y=0.12)
+        one.grid(axis="y", alpha=0.3)
         one.set_title(setting.title)
     axes[0][0].set_ylabel("test accuracy, %")
     figure.savefig(path, dpi=120)
 
 
-def _figure(width: float, height: float, count: int, columns: int):  # type: ignore[no-untyped-def]
+def _empty(axes: Any) -> None:
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="0.5")
+
+
+def _figure(width: float, height: float, count: int, columns: int, **options: Any) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(count, columns, squeeze=False)
+    return figure, figure.subplots(count, columns, squeeze=False, **options)
 
 
 # -- the page ------------------------------------------------------------------------------------

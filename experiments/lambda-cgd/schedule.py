@@ -33,7 +33,7 @@ class Method:
     def title(self) -> str:
         name, _, argument = self.noise.partition(":")
         if self.noise == "identity":
-            return "DP-SGD" + (", Poisson" if self.sampling == "poisson" else "")
+            return "DP-SGD, Poisson" if self.sampling == "poisson" else "λ = 0, DP-SGD"
         if self.lam is not None:
             return f"λ = {argument}"
         return {"bisr": "BISR", "band-inv-mf": "BandInvMF", "blt": "BLT"}.get(name, name) + f"({argument})"
