@@ -12,8 +12,8 @@ from sordino.strategies import Problem, Strategy, make_strategy
 # name -> what follows the colon ("" for nothing)
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "identity": ("",),
-    "lambda-cgd": ("0", "0.5", "0.95", "1"),
-    "lambda-cgd-normalized": ("0", "0.5", "0.95", "1"),
+    "lambda-cgd": ("0", "0.5", "0.95", "1", ""),
+    "lambda-cgd-normalized": ("0", "0.5", "0.95", "1", ""),
     "bisr": ("1", "2", "5", "1000"),
     "bsr": ("1", "2", "5", "1000"),
     "band-inv-mf": ("1", "2", "4", "1000"),

@@ -15,10 +15,11 @@ from ..registry import Entry, Registry
 from .band_inv_mf import band_inv_mf
 from .band_mf import band_mf
 from .base import Recurrence, Strategy
+from .best_lambda import lambda_cgd, normalized_lambda_cgd
 from .bisr import bisr
 from .bsr import bsr
 from .identity import Identity
-from .lambda_cgd import LambdaCGD, NormalizedLambdaCGD, parse_lambda
+from .lambda_cgd import LambdaCGD, NormalizedLambdaCGD
 from .problem import Problem
 from .sensitivity import Sensitivity
 from .toeplitz import Toeplitz, parse_bandwidth
@@ -31,13 +32,13 @@ STRATEGIES.add(
         lambda argument, problem, definition: Identity(problem.steps),
         "independent noise at every step (DP-SGD)",
         paper="Abadi et al. 2016, Deep Learning with Differential Privacy",
-        capabilities={"regenerates": True, "identity": True},
+        capabilities={"regenerates": True, "identity": True, "bands": 1},
     )
 )
 STRATEGIES.add(
     Entry(
         "lambda-cgd",
-        lambda argument, problem, definition: LambdaCGD(parse_lambda(argument, "lambda-cgd"), problem.steps),
+        lambda argument, problem, definition: lambda_cgd(argument, problem),
         "takes back λ times the previous step's noise, drawn again rather than stored",
         paper="DP-λCGD",
         argument="0.95",
@@ -47,9 +48,7 @@ STRATEGIES.add(
 STRATEGIES.add(
     Entry(
         "lambda-cgd-normalized",
-        lambda argument, problem, definition: NormalizedLambdaCGD(
-            parse_lambda(argument, "lambda-cgd-normalized"), problem.steps
-        ),
+        lambda argument, problem, definition: normalized_lambda_cgd(argument, problem),
         "the same, with every column of C scaled to norm 1",
         paper="DP-λCGD, column normalisation",
         argument="0.95",
@@ -73,7 +72,7 @@ STRATEGIES.add(
         "the square root of the prefix sum, cut to a band: past outputs are kept",
         paper="Kalinin & Lampert 2024, Banded Square Root Matrix Factorization",
         argument="16",
-        capabilities={"regenerates": False, "identity": False},
+        capabilities={"regenerates": False, "identity": False, "bands": "argument"},
     )
 )
 STRATEGIES.add(
@@ -93,7 +92,7 @@ STRATEGIES.add(
         "a banded Toeplitz matrix, its coefficients optimised: past outputs are kept",
         paper="McKenna 2025, Scaling up the Banded Matrix Factorization Mechanism",
         argument="16",
-        capabilities={"regenerates": False, "identity": False},
+        capabilities={"regenerates": False, "identity": False, "bands": "argument"},
     )
 )
 

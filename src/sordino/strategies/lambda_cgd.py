@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 
 from ..budget import Participation
 from ..errors import SordinoError
-from .base import Strategy
 from .sensitivity import Sensitivity
+from .toeplitz import Toeplitz
 from .workload import PREFIX_SUM, Workload
 
 
@@ -30,14 +29,15 @@ def parse_lambda(argument: str | float, name: str) -> float:
     >>> parse_lambda("0.95", "lambda-cgd")
     0.95
     """
-    if argument == "":
-        raise SordinoError(f"noise={name!r} needs λ between 0 and 1; write for example {name + ':0.95'!r}")
     try:
         value = math.nan if isinstance(argument, bool) else float(argument)
     except (TypeError, ValueError):
         value = math.nan
     if not 0.0 <= value <= 1.0:
-        raise SordinoError(f"noise='{name}:{argument}': λ must be from 0 to 1; write for example '{name}:0.95'")
+        raise SordinoError(
+            f"noise='{name}:{argument}': λ must be from 0 to 1; write for example '{name}:0.95', or '{name}' for the "
+            "λ of the smallest error"
+        )
     return value
 
 
@@ -57,7 +57,7 @@ def _power_sum(lam: float, terms: int | np.ndarray) -> np.ndarray:
     return np.expm1(m * log) / math.expm1(log)
 
 
-class LambdaCGD(Strategy):
+class LambdaCGD(Toeplitz):
     """``C_ij = λ^{i−j}``.
 
     >>> round(LambdaCGD(0.9, 10).sensitivity(Participation(steps=10, epochs=4, separation=3)), 3)
@@ -65,23 +65,8 @@ class LambdaCGD(Strategy):
     """
 
     def __init__(self, lam: float, steps: int, name: str | None = None) -> None:
-        super().__init__(name or f"lambda-cgd:{_spell(lam)}", steps)
         self.lam = parse_lambda(lam, "lambda-cgd")
-        self.is_identity = self.lam == 0.0
-        self.vectors_regenerated = 0 if self.is_identity else 1
-
-    def dense(self) -> np.ndarray:
-        lag = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
-        return np.where(lag >= 0, np.power(self.lam, np.maximum(lag, 0).astype(np.float64)), 0.0)
-
-    def inverse(self) -> np.ndarray:
-        return np.eye(self.steps) - self.lam * np.eye(self.steps, k=-1)
-
-    def terms(self, step: int) -> list[tuple[int, float]]:
-        self.check_step(step)
-        if step == 0 or self.lam == 0.0:
-            return [(step, 1.0)]
-        return [(step, 1.0), (step - 1, -self.lam)]
+        super().__init__(name or f"lambda-cgd:{_spell(lam)}", steps, inverse=np.array([1.0, -self.lam])[:steps])
 
     def sensitivity_bound(self, participation: Participation) -> Sensitivity:
         self._check(participation)
@@ -93,7 +78,7 @@ class LambdaCGD(Strategy):
         return 1.0 + (1.0 - self.lam) ** 2 * np.arange(self.steps)
 
 
-class NormalizedLambdaCGD(Strategy):
+class NormalizedLambdaCGD(Toeplitz):
     """``C̃ = C D⁻¹``: the same correlation, columns of norm 1.
 
     >>> round(NormalizedLambdaCGD(0.9, 10).sensitivity(Participation(steps=10, epochs=1, separation=10)), 12)
@@ -101,28 +86,14 @@ class NormalizedLambdaCGD(Strategy):
     """
 
     def __init__(self, lam: float, steps: int, name: str | None = None) -> None:
-        super().__init__(name or f"lambda-cgd-normalized:{_spell(lam)}", steps)
         self.lam = parse_lambda(lam, "lambda-cgd-normalized")
-        self.is_identity = self.lam == 0.0
-        self.vectors_regenerated = 0 if self.is_identity else 1
+        self.column_norms = np.sqrt(_power_sum(self.lam, steps - np.arange(steps)))  # d_j, of C before
+        scale = None if self.lam == 0.0 else 1.0 / self.column_norms
+        w = np.array([1.0, -self.lam])[:steps]
+        super().__init__(name or f"lambda-cgd-normalized:{_spell(lam)}", steps, inverse=w, scale=scale)
 
-    @cached_property
-    def column_norms(self) -> np.ndarray:
-        """d_j, the column norms of the unnormalised C."""
-        return np.sqrt(_power_sum(self.lam, self.steps - np.arange(self.steps)))
-
-    def dense(self) -> np.ndarray:
-        return LambdaCGD(self.lam, self.steps).dense() / self.column_norms
-
-    def inverse(self) -> np.ndarray:
-        return self.column_norms[:, None] * LambdaCGD(self.lam, self.steps).inverse()
-
-    def terms(self, step: int) -> list[tuple[int, float]]:
-        self.check_step(step)
-        d = float(self.column_norms[step])
-        if step == 0 or self.lam == 0.0:
-            return [(step, d)]
-        return [(step, d), (step - 1, -self.lam * d)]
+    def column_norm(self) -> float:
+        return 1.0
 
     def sensitivity_bound(self, participation: Participation) -> Sensitivity:
         self._check(participation)

@@ -13,6 +13,9 @@ from .workload import PREFIX_SUM, Workload
 if TYPE_CHECKING:
     from .base import Strategy
 
+Objective = Literal["rmse", "max-se"]
+OBJECTIVES: tuple[Objective, ...] = ("rmse", "max-se")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -26,13 +29,13 @@ class Problem:
     steps: int  # T
     participation: Participation | None = None  # None: every example takes part once
     workload: Workload = PREFIX_SUM
-    objective: Literal["rmse", "max-se"] = "rmse"
+    objective: Objective = "rmse"
     noise_needed: Callable[[Strategy], float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise SordinoError(f"steps={self.steps!r} must be a whole number of at least 1")
-        if self.objective not in ("rmse", "max-se"):
+        if self.objective not in OBJECTIVES:
             raise SordinoError(f"objective={self.objective!r} is not known; choose 'rmse' or 'max-se'")
 
     @property
@@ -46,7 +49,12 @@ class Problem:
         """The error of the workload at unit noise."""
         return strategy.rmse(self.workload) if self.objective == "rmse" else strategy.max_se(self.workload)
 
+    def noise(self, strategy: Strategy) -> float:
+        """How much noise the strategy needs: see `noise_needed`."""
+        if self.noise_needed is None:
+            return strategy.sensitivity(self.participations)
+        return self.noise_needed(strategy)
+
     def loss(self, strategy: Strategy) -> float:
         """Error times the noise that the strategy needs: what is minimised."""
-        needed = self.noise_needed or (lambda candidate: candidate.sensitivity(self.participations))
-        return self.error(strategy) * needed(strategy)
+        return self.error(strategy) * self.noise(strategy)

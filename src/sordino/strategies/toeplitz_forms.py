@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
+from .problem import Objective
 from .toeplitz_errors import late_rows, moments, moments_transposed
 from .workload import Workload
 
-Objective = Literal["rmse", "max-se"]
 Outer = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 _NORM = 128.0
