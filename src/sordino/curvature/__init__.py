@@ -1,0 +1,1 @@
+"""What public data tells about the curvature of the loss."""
