@@ -72,8 +72,8 @@ def best_lambda(loss: Callable[[float], float], steps: int, cheap: bool = True) 
     count = math.ceil(math.log2(4 * steps)) * (4 if cheap else 1) + 1
     grid = [*(1.0 - np.exp2(-np.arange(count) / (4 if cheap else 1))).round(DIGITS).tolist(), 1.0]
     grid = sorted(set(grid))
-    losses = [loss(lam) for lam in grid]
-    i = int(np.argmin(losses))
+    losses = np.array([loss(lam) for lam in grid])
+    i = int(np.argmax(losses <= np.min(losses) * (1.0 + 1e-12)))  # the smallest λ, where many are as good
     low, high = grid[max(0, i - 1)], grid[min(len(grid) - 1, i + 1)]
     refined = minimize_scalar(
         loss, bounds=(low, high), method="bounded", options={"xatol": 1e-9 if cheap else _ASKED * (high - low)}

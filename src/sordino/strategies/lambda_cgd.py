@@ -12,7 +12,6 @@ S_m/√S_{m+c} do not decrease in m. So the sensitivity is exact, in O(k).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class LambdaCGD(Toeplitz):
 
     def sensitivity_bound(self, participation: Participation) -> Sensitivity:
         self._check(participation)
-        return Sensitivity(_leftmost(self.lam, participation, lambda j: 1.0), True, "leftmost columns, closed form")
+        return Sensitivity(_leftmost(self.lam, participation), True, "leftmost columns, closed form")
 
     def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
         if not workload.is_prefix_sum:
@@ -97,7 +96,7 @@ class NormalizedLambdaCGD(Toeplitz):
 
     def sensitivity_bound(self, participation: Participation) -> Sensitivity:
         self._check(participation)
-        value = _leftmost(self.lam, participation, lambda j: 1.0 / float(self.column_norms[j]))
+        value = _leftmost(self.lam, participation, 1.0 / self.column_norms)
         return Sensitivity(value, True, "leftmost columns, closed form")
 
     def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
@@ -108,17 +107,19 @@ class NormalizedLambdaCGD(Toeplitz):
         return np.asarray(np.square(d) + np.concatenate([[0.0], np.cumsum(kept)]))
 
 
-def _leftmost(lam: float, participation: Participation, weight: Callable[[int], float]) -> float:
+def _leftmost(lam: float, participation: Participation, weights: np.ndarray | None = None) -> float:
     """``‖Σ_{j<k} w_j C[:, jb]‖₂`` over the leading t rows, one geometric segment per participation.
 
-    After participation j the sum decays by λ each step from its value ``a_j``, so the rows up to the
-    next participation contribute ``a_j² S_b`` (the last one up to row t).
+    After participation j the sum decays by λ each step from its value ``a_j = λ^b a_{j−1} + w_j``, so the rows up to
+    the next participation contribute ``a_j² S_b`` (the last one up to row t).
     """
+    from scipy.signal import lfilter
+
     t, b = participation.steps, participation.separation
-    total, amplitude = 0.0, 0.0
-    participations = min(participation.epochs, -(-t // b))
-    for j in range(participations):
-        amplitude = amplitude * lam**b + weight(j * b)
-        length = b if j + 1 < participations else t - j * b
-        total += amplitude**2 * float(_power_sum(lam, length))
-    return math.sqrt(total)
+    k = min(participation.epochs, -(-t // b))
+    if k == 0:
+        return 0.0
+    amplitudes = lfilter([1.0], [1.0, -(lam**b)], np.ones(k) if weights is None else weights[: k * b : b])
+    lengths = np.full(k, b)
+    lengths[-1] = t - (k - 1) * b
+    return math.sqrt(float(np.square(amplitudes) @ _power_sum(lam, lengths)))

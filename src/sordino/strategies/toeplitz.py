@@ -113,6 +113,9 @@ class Toeplitz(Strategy):
         rows = np.lib.stride_tricks.sliding_window_view(padded[self.steps - last + 1 :], last - first)
         return np.ascontiguousarray(rows[: self.steps, ::-1]) * self.scale[first:last]
 
+    def column_norm(self) -> float:
+        return float((self.scale * np.sqrt(np.cumsum(np.square(self.coefficients))[::-1])).max())
+
     def terms(self, step: int) -> list[tuple[int, float]]:
         self.check_step(step)
         if not self._banded_inverse and len(self._band) > 1:
