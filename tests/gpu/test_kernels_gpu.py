@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.gradients.gpu_path import agree, cases
 from tests.gradients.kernel_cases import CASES
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -21,6 +22,12 @@ pytestmark = [
 def test_kernels_agree_with_float64(case: str) -> None:
     torch.manual_seed(0)
     CASES[case]("cuda", True)
+
+
+@pytest.mark.parametrize("style", ["flat", "layer-wise"])
+@pytest.mark.parametrize("name", cases())
+def test_a_step_the_gpus_way_is_the_cpus(name: str, style: str) -> None:
+    agree(name, "cuda", style)
 
 
 def network() -> nn.Module:

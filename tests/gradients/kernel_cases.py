@@ -22,7 +22,7 @@ def gram(device: str, large: bool) -> None:
     opposite = torch.randn(3, 40, 6, device=device)  # factors that cancel almost wholly
     cancelling = (torch.cat([opposite, -opposite], 1), torch.cat([opposite, opposite * (1 + 1e-4)], 1))
     exact = torch.bmm(cancelling[0].double().transpose(1, 2), cancelling[1].double()).square().sum((1, 2))
-    assert bool((kernels.gram_norms(*cancelling, 4.8e-7).double() >= exact).all())
+    assert bool((kernels.gram_norms([cancelling], 4.8e-7)[0].double() >= exact).all())
     if large:
         shapes += [(64, 128, 768, 3072), (16, 197, 768, 768)]
     for (n, t, p, q), dtype in itertools.product(
@@ -33,9 +33,26 @@ def gram(device: str, large: bool) -> None:
         wanted = torch.bmm(left.double().transpose(1, 2), right.double()).square().sum((1, 2))
         spread = (left.double().norm(dim=2) * right.double().norm(dim=2)).sum(1).square()
         # rounding is relative to the spread, not to the norm; the margin covers it
-        assert bool(((kernels.gram_norms(left, right).double() - wanted).abs() <= 2.5e-7 * spread).all())
-        safe = kernels.gram_norms(left, right, 4.8e-7).double()
+        assert bool(((kernels.gram_norms([(left, right)])[0].double() - wanted).abs() <= 2.5e-7 * spread).all())
+        safe = kernels.gram_norms([(left, right)], 4.8e-7)[0].double()
         assert bool((safe >= wanted).all()) and bool((safe <= wanted + 4 * 4.8e-7 * spread + 2.5e-7 * spread).all())
+
+
+def together(device: str, large: bool) -> None:
+    """Many pairs at once give bit for bit what each gives alone, whatever their shapes, strides and addresses."""
+    pairs = []
+    for n, t, p, q in [(2, 70, 20, 12), (2, 70, 20, 12), (2, 68, 8, 16), (2, 70, 20, 12), (3, 5, 4, 4)]:
+        pairs.append((torch.randn(n, t, p, device=device), torch.randn(n, t, q, device=device)))
+    odd = torch.randn(2 * 70 * 20 + 1, device=device)[1:].view(2, 70, 20)  # not at a multiple of 16 bytes
+    pairs += [(odd, pairs[0][1]), (pairs[0][0], pairs[0][1].transpose(1, 2).contiguous().transpose(1, 2))]
+    if large:  # the interpreter multiplies bfloat16 as integers
+        pairs += [(a.bfloat16(), b) for a, b in pairs[:2]]
+        pairs += [(torch.randn(64, 197, 768, device=device), torch.randn(64, 197, 768, device=device)) for _ in "123"]
+    found = kernels.gram_norms(pairs, 4.8e-7)
+    for pair, norms in zip(pairs, found, strict=True):
+        assert torch.equal(norms, kernels.gram_norms([pair], 4.8e-7)[0])
+        left, right = (x.double() for x in pair)
+        close(norms, torch.bmm(left.transpose(1, 2), right).square().sum((1, 2)), 1e-3)
 
 
 def convolution(device: str, large: bool) -> None:
@@ -70,21 +87,33 @@ def convolution(device: str, large: bool) -> None:
 
 
 def sums(device: str, large: bool) -> None:
-    for rows, length in [(5, 130), (7, 3), *([(4096, 1024)] if large else [])]:
-        g, x = (torch.randn(rows, length, device=device) for _ in range(2))
-        first, second = kernels.row_sums(g, x)
-        close(first, g.double().sum(1), 1e-5)
-        close(second, (g.double() * x.double()).sum(1), 1e-5)
-    for n, t, d in [(3, 21, 40), (2, 1, 130), *([(64, 128, 768)] if large else [])]:
-        g, x = (torch.randn(n, t, d, device=device) for _ in range(2))
-        mean, rstd = torch.randn(n * t, 1, device=device), torch.rand(n * t, 1, device=device)
-        xhat = (x.double() - mean.view(n, t, 1).double()) * rstd.view(n, t, 1).double()
-        weight, bias = kernels.layer_norm_sums(g, x, mean, rstd, n, d)
-        close(weight, (g.double() * xhat).sum(1), 1e-5)
-        close(bias, g.double().sum(1), 1e-5)
+    """Two layers of a shape in one launch."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for n, t, d in [(3, 21, 40), (2, 1, 130), *([(64, 128, 768)] if large else [])]:
+            layers = []
+            for _ in "12":
+                g, x = (torch.randn(n, t, d, device=device).to(dtype) for _ in range(2))
+                mean, rstd = torch.randn(n * t, 1, device=device), torch.rand(n * t, 1, device=device)
+                layers.append((g, x, mean, rstd, *torch.full((2, n, d), torch.nan, device=device)))
+            kernels.layer_norm_sums(layers)
+            for g, x, mean, rstd, weight, bias in layers:
+                xhat = (x.double() - mean.view(n, t, 1).double()) * rstd.view(n, t, 1).double()
+                close(weight, (g.double() * xhat).sum(1), 1e-5)
+                close(bias, g.double().sum(1), 1e-5)
+        for rows, groups, each, length in [(5, 2, 3, 130), (1, 1, 7, 3), *([(64, 4, 16, 1024)] if large else [])]:
+            layers, channels = [], groups * each
+            for _ in "12":
+                g, x = (torch.randn(rows, channels, length, device=device).to(dtype) for _ in range(2))
+                mean, rstd = torch.randn(rows, groups, device=device), torch.rand(rows, groups, device=device)
+                layers.append((g, x, mean, rstd, *torch.full((2, rows, channels), torch.nan, device=device)))
+            kernels.group_norm_sums(layers)
+            for g, x, mean, rstd, weight, bias in layers:
+                m, r = (s.double().repeat_interleave(each, 1)[:, :, None] for s in (mean, rstd))
+                close(weight, (g.double() * (x.double() - m) * r).sum(2), 1e-5)
+                close(bias, g.double().sum(2), 1e-5)
 
 
-CASES = {"gram": gram, "convolution": convolution, "sums": sums}
+CASES = {"gram": gram, "together": together, "convolution": convolution, "sums": sums}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

@@ -12,15 +12,25 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("case", ["gram", "convolution", "sums"])
-def test_kernels_agree_with_float64(case: str) -> None:
+def interpreted(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the interpreter is chosen when triton is imported."""
-    source = Path(__file__).parents[2] / "src"
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kernel_cases.py")), case],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(source)},
+    here = Path(__file__).parent
+    return subprocess.run(
+        [sys.executable, str(here / script), *arguments],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(here.parents[1] / "src")},
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.parametrize("case", ["gram", "together", "convolution", "sums"])
+def test_kernels_agree_with_float64(case: str) -> None:
+    done = interpreted("kernel_cases.py", case)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_step_the_gpus_way_is_the_cpus() -> None:
+    """Kernels for many layers at once, small parameters side by side: nothing of that changes the sums."""
+    done = interpreted("gpu_path.py")
     assert done.returncode == 0, done.stderr

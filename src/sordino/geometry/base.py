@@ -41,6 +41,14 @@ class Geometry(ABC):
     def square_norms(self, name: str, uses: list[Use]) -> tuple[Tensor, list[Use]]:
         """‖ĝ_i‖² of one parameter, (n,), and the uses to keep for the sum."""
 
+    def waits(self, use: Use) -> bool:
+        """Whether to measure this use now or with others later is one for memory, so that later saves launches."""
+        return False
+
+    def together(self, uses: list[Use]) -> list[Tensor]:
+        """‖ĝ_i‖² of several parameters, each with one use that waited; that use is kept for the sum."""
+        raise NotImplementedError
+
     def into(self, name: str, total: Tensor) -> Tensor:
         """g ↦ ĝ, for one gradient of a parameter's shape or a stack of them."""
         return total
@@ -67,7 +75,8 @@ class Meter:
     """The uses of one physical batch, by parameter.
 
     With `joint`, the many small gradients a model has (biases, norm layers) are laid side by side and measured and
-    summed in one go, under the label `JOINT`: for clipping by one norm over all parameters that is all it takes.
+    summed in one go, under the label `JOINT`: for clipping by one norm over all parameters that is all it takes. And
+    what may wait is measured at the end, layers of one shape together.
     """
 
     def __init__(self, geometry: Geometry, recorder: Recorder, n: int, joint: bool = False) -> None:
@@ -92,7 +101,7 @@ class Meter:
             self.derived.setdefault(id(tensor), (tensor, []))[1].append(use)
             return
         self._append(name, use)
-        if self.joint and isinstance(use, PerExample) and use.each() <= SMALL:
+        if self.joint and (self.geometry.waits(use) or (isinstance(use, PerExample) and use.each() <= SMALL)):
             return
         if self.recorder.expected.get(id(tensor)) == len(self.uses[name]) and name not in self.recorder.has_derived:
             self._measure(name)
@@ -103,16 +112,19 @@ class Meter:
             self.stale.add(name)
 
     def _measure(self, name: str) -> None:
+        self.recorder.later.flush()
         self.stale.discard(name)
         self.norms[name], self.uses[name] = self.geometry.square_norms(name, self.uses[name])
 
     def finish(self) -> dict[str, Tensor]:
         """‖ĝ_i‖² by parameter, for every parameter; zeros where no gradient arrived."""
+        self.recorder.later.flush()
         for tensor, uses in self.derived.values():
             self._resolve(tensor, uses)
         self.derived.clear()
         if self.joint and self.side_by_side is None:
             self._measure_jointly()
+            self._measure_what_waited()
         for name, uses in self.uses.items():
             if uses and (name not in self.norms or name in self.stale):
                 self._measure(name)
@@ -140,6 +152,12 @@ class Meter:
         self.norms[JOINT] = squares(self.side_by_side)
         for name in self.small:
             self.uses[name] = []
+
+    def _measure_what_waited(self) -> None:
+        alone = {name: uses[0] for name, uses in self.uses.items() if len(uses) == 1 and name not in self.norms}
+        waiting = {name: use for name, use in alone.items() if self.geometry.waits(use)}
+        if waiting:
+            self.norms.update(zip(waiting, self.geometry.together(list(waiting.values())), strict=True))
 
     def true_norms(self) -> dict[str, Tensor]:
         """‖ĝ_i‖² by parameter, the scale taken out."""

@@ -14,6 +14,7 @@ from .norms import (
     factor_norms,
     gram,
     gram_is_cheaper,
+    many_factor_norms,
     materialised,
     patch_norms,
     row_norms,
@@ -24,6 +25,14 @@ from .norms import (
 
 class Euclidean(Geometry):
     name = "euclidean"
+
+    def waits(self, use: Use) -> bool:
+        if not isinstance(use, Factors):
+            return False
+        return use.length == 1 or gram_is_cheaper(use.length, use.left.shape[2], use.right.shape[2])
+
+    def together(self, uses: list[Use]) -> list[Tensor]:
+        return many_factor_norms(uses)  # type: ignore[arg-type]
 
     def square_norms(self, name: str, uses: list[Use]) -> tuple[Tensor, list[Use]]:
         if len(uses) == 1:

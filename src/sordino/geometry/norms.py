@@ -14,8 +14,9 @@ cancel too large by about 2uT of their size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,10 +84,10 @@ def margin(spread: Tensor) -> Tensor:
 
 def gram(left: Tensor, right: Tensor) -> Tensor:
     """Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩ for (n, T, p) and (n, T, q), with its margin."""
-    if left.device.type == "cuda" and kernels_for(left, right):
+    if kernels_for(left, right):
         from ..gradients.kernels import gram_norms
 
-        return gram_norms(left, right, 4 * torch.finfo(torch.float32).eps)
+        return gram_norms([(left, right)], 4 * torch.finfo(torch.float32).eps)[0]
     left, right = exact(left), exact(right)
     with full_precision(left.device):
         a = torch.bmm(left, left.transpose(1, 2))
@@ -102,8 +103,26 @@ def gram_is_cheaper(length: int, p: int, q: int) -> bool:
 def factor_norms(use: Factors) -> Tensor:
     """The norms of Factors without materialising."""
     if use.length == 1:
-        return squares(exact(use.left)) * squares(exact(use.right))
+        return (lengths(use.left) * lengths(use.right)).square().reshape(-1)
     return gram(use.left, use.right)
+
+
+def many_factor_norms(uses: Sequence[Factors]) -> list[Tensor]:
+    """`factor_norms` of each, in as few launches as there are shapes."""
+    found: list[Any] = [None] * len(uses)
+    single = [i for i, use in enumerate(uses) if use.length == 1]
+    tiled = [i for i, use in enumerate(uses) if use.length > 1 and kernels_for(use.left, use.right)]
+    if single:
+        sides = [torch.cat([lengths(t(uses[i])) for i in single], 1) for t in (lambda u: u.left, lambda u: u.right)]
+        for i, norms in zip(single, (sides[0] * sides[1]).square().unbind(1), strict=True):
+            found[i] = norms
+    if tiled:
+        from ..gradients.kernels import gram_norms
+
+        pairs = [(uses[i].left, uses[i].right) for i in tiled]
+        for i, norms in zip(tiled, gram_norms(pairs, 4 * torch.finfo(torch.float32).eps), strict=True):
+            found[i] = norms
+    return [factor_norms(use) if norms is None else norms for use, norms in zip(uses, found, strict=True)]
 
 
 def row_norms(use: Rows) -> Tensor:
@@ -152,9 +171,7 @@ def several_norms(uses: list[Use]) -> Tensor:
 def patch_norms(use: Patches) -> tuple[Tensor, Tensor | None] | None:
     """Norms and, if they are to be kept, gradients of a plain two-dimensional convolution, in one GPU kernel."""
     spec = use.spec
-    if use.device.type != "cuda" or spec.transposed or spec.groups != 1 or spec.weight.dim() != 4:
-        return None
-    if not kernels_for(use.x, use.g):
+    if spec.transposed or spec.groups != 1 or spec.weight.dim() != 4 or not kernels_for(use.x, use.g):
         return None
     from ..gradients.kernels import conv_gradients
 

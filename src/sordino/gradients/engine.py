@@ -21,6 +21,7 @@ from .backward import backward, in_half, is_reentrant
 from .clipping import Clipping
 from .layout import NeedsProbe
 from .opaque import opaque_modules, smallest_enclosing
+from .precision import launches_are_dear
 from .probe import probe
 from .recorder import Recorder, check_losses, nowhere
 from .rules.fallback import rng_state, set_rng_state
@@ -131,6 +132,7 @@ class Engine:
         with without_autocast(recorder.device), recorder:
             recorder.collecting = True
             passed = backward(value, cotangent, recorder.anchor, list(self.parameters.values()), self.reentrant)
+            recorder.later.flush()
         unseen = [name for name, g in zip(self.parameters, passed, strict=True) if g is not None]
         if unseen:
             self._make_opaque(unseen)
@@ -177,8 +179,8 @@ class Engine:
         """Σ_i of the clipped gradients of n examples (rows = n · augmentations), in the geometry's coordinates."""
         if n == 1:
             return self._single(losses, data, rows, geometry, clipping)
-        # side by side costs a copy and saves launches: worth it on a GPU
-        joint = self.recorder.device.type == "cuda" and clipping.style != "layer-wise" and not self.watch_reached
+        # measuring many parameters at once saves launches: worth it on a GPU
+        joint = launches_are_dear(self.recorder.device) and clipping.style != "layer-wise" and not self.watch_reached
         meter = Meter(geometry, self.recorder, n, joint)
         try:
             value = self.measure(losses, data, n, rows, meter, scaled=True)

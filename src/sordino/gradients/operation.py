@@ -34,7 +34,7 @@ class Tap(torch.autograd.Function):
                 f"{ctx.operation.name} with parameter(s) {ctx.operation.key[1]!r}; only physical_batch_size=1 can"
             )
         saved = ctx.saved_tensors  # outside the guard: an activation checkpoint recomputes here
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
             return None, None, *ctx.operation.backward(saved, grads, ctx.needs_input_grad[2:])
 
 
@@ -48,7 +48,10 @@ def _owned(out: Tensor, inputs: Iterable[Tensor]) -> Tensor:
 class Operation:
     """A rule for one operation.
 
-    `inputs` of forward are the batched tensors; parameters are attributes.
+    `inputs` of forward are the batched tensors; parameters are attributes. Both
+    directions run without gradients, so parameters need no detaching there; under
+    autocast they do (`plain`), for it keeps the casts it makes of parameters, without
+    their graph, for whoever uses the parameter next.
     """
 
     name: str
@@ -72,11 +75,12 @@ class Operation:
                 f"{self.name} uses parameter(s) {self.key[1]!r} inside torch.func.vmap or torch.func.grad, where a "
                 "private step cannot follow it; write the batch dimension out, or set physical_batch_size=1"
             )
-        if any(x.is_nested for x in inputs):
-            raise Unsupported(
-                f"{self.name} with parameter(s) {self.key[1]!r} is given a nested tensor, whose rows cannot be told "
-                "apart by example; pass a padded tensor and mask the loss instead"
-            )
+        for x in inputs:
+            if x.is_nested:
+                raise Unsupported(
+                    f"{self.name} with parameter(s) {self.key[1]!r} is given a nested tensor, whose rows cannot be "
+                    "told apart by example; pass a padded tensor and mask the loss instead"
+                )
         with torch._C.DisableTorchFunction():
             # what `Function.apply` adds to its base is for functorch, which was just ruled out
             out = super(torch.autograd.Function, Tap).apply(self.recorder.anchor, self, *inputs)
@@ -86,7 +90,15 @@ class Operation:
 
     def trains(self, tensor: Any) -> bool:
         """Whether `tensor` is a parameter (or derived from one), noting that a use of it will follow."""
-        if not isinstance(tensor, Tensor) or not self.recorder.is_parameter(tensor):
+        key, recorder = id(tensor), self.recorder
+        if key not in recorder.names and key not in recorder.derived:
             return False
-        self.recorder.expect(tensor)
+        recorder.expected[key] = recorder.expected.get(key, 0) + 1
         return True
+
+
+def plain(*parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The parameters as a forward may use them: see `Operation`."""
+    if torch._C._is_any_autocast_enabled():
+        return tuple([None if p is None else p.detach() for p in parameters])
+    return parameters

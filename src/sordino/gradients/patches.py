@@ -25,7 +25,7 @@ class ConvSpec:
     groups: int
 
     def backward(self, g: Tensor, x: Tensor, mask: list[bool]) -> tuple[Any, ...]:
-        weight = self.weight.detach().to(g.dtype)
+        weight = self.weight.detach() if self.weight.dtype == g.dtype else self.weight.detach().to(g.dtype)
         return torch.ops.aten.convolution_backward(
             g, x, weight, None, self.stride, self.padding, self.dilation,
             self.transposed, self.output_padding, self.groups, mask,

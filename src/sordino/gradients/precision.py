@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,13 +48,29 @@ def tf32_convolutions() -> bool:
     return bool(cudnn.allow_tf32)
 
 
+INTERPRETED = False  # tests set it: kernels of our own on a CPU too, in Triton's interpreter
+
+
+def launches_are_dear(device: torch.device) -> bool:
+    """Whether few large kernels beat many small ones by far: the host launches them, and the device waits for it."""
+    return device.type == "cuda" or INTERPRETED
+
+
 def kernels_for(*tensors: Tensor) -> bool:
     """Whether there is a GPU kernel for these; importing Triton is left until a tensor lies on a GPU."""
+    if not (tensors[0].is_cuda or INTERPRETED):
+        return False
+    usable = _usable()
+    return usable is not None and usable(*tensors)
+
+
+@functools.cache
+def _usable() -> Callable[..., bool] | None:
     try:
         from .kernels import usable
     except ImportError:
-        return False
-    return usable(*tensors)
+        return None
+    return usable
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_flatten
 
 from ..errors import PrivacyError, SordinoError, Unsupported
 from . import ragged
+from .later import Later
 from .layout import Key, Layout, Layouts, mixed
 from .operation import Operation, Tap
 from .uses import Use
@@ -111,6 +112,7 @@ class Recorder(TorchFunctionMode):
         self.half = False  # whether anything was computed in float16
         self.collecting = False  # whether this is the backward of the losses themselves
         self.arrived: set[str] = set()  # parameters (as keys name them) that some gradient reached, zero or not
+        self.later = Later()
         self.ragged = False
         self.reads = 0  # how many integers of the batch were read out
         self.versions: list[tuple[weakref.ref, int]] = []
@@ -181,16 +183,13 @@ class Recorder(TorchFunctionMode):
         return sorted(found.values(), key=lambda p: self.names[id(p)])
 
     def next_key(self, operation: str, tensors: Iterable[Tensor]) -> Key:
-        name = ",".join([self.name_of(t) for t in tensors])
-        count = self.seen.get((operation, name), 0)
-        self.seen[operation, name] = count + 1
-        key = (operation, name, count)
+        use = (operation, ",".join([self.name_of(t) for t in tensors]))
+        count = self.seen.get(use, 0)
+        self.seen[use] = count + 1
+        key = (*use, count)
         if self.ragged:
             self.layouts.loose.add(key)
         return key
-
-    def expect(self, tensor: Tensor) -> None:
-        self.expected[id(tensor)] = self.expected.get(id(tensor), 0) + 1
 
     def layout(self, key: Key, g: Tensor) -> Layout | None:
         """Where the examples lie in g; None when there is nothing to record (a zero gradient, a probe, or a

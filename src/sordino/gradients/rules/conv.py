@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operation import Operation
+from ..operation import Operation, plain
 from ..patches import ConvSpec, Patches
 from ..uses import PerExample, exact
 from .linear import lower
@@ -32,9 +32,10 @@ class Conv(Operation):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         x, spec = lower(x), self.spec
-        bias = None if self.bias is None else self.bias.detach().to(x.dtype)
+        weight, bias = (t if t is None else t.to(x.dtype) for t in plain(spec.weight, self.bias))
+        assert weight is not None
         y = torch.convolution(
-            x, spec.weight.detach().to(x.dtype), bias, spec.stride, spec.padding, spec.dilation,
+            x, weight, bias, spec.stride, spec.padding, spec.dilation,
             spec.transposed, spec.output_padding, spec.groups,
         )  # fmt: skip
         return y, (x,)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..operation import Operation
+from ..operation import Operation, plain
 from ..uses import Factors, PerExample, exact
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 def lower(x: Tensor) -> Tensor:
     """x as autocast would give it to a matrix product, so that what is saved is what autocast would save."""
+    if not torch._C._is_any_autocast_enabled():
+        return x
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
@@ -38,26 +40,26 @@ class Linear(Operation):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         x = lower(x)
-        weight = self.weight.detach()
-        bias = None if self.bias is None else self.bias.detach()
+        weight, bias = plain(self.weight, self.bias)
+        assert weight is not None
         y = F.linear(x, weight.T if self.flipped else weight, bias)
         return y, (x if self.trains_weight else None,)
 
     def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
         (g,), (x,) = grads, saved
-        layout = self.recorder.layout(self.key, g)
+        recorder = self.recorder
+        layout = recorder.layout(self.key, g)
         if layout is not None:
-            n = self.recorder.n
+            n = recorder.n
             left = layout.rows(g, n)
             if self.trains_weight:
                 right = layout.rows(x, n)
-                self.recorder.sink(self.weight, Factors(right, left) if self.flipped else Factors(left, right))
+                recorder.sink(self.weight, Factors(right, left) if self.flipped else Factors(left, right))
             if self.trains_bias:
-                grad = exact(left).sum(1) if left.shape[1] > 1 else left[:, 0]
-                self.recorder.sink(self.bias, PerExample(grad))
+                recorder.sink(self.bias, PerExample(exact(left).sum(1) if left.shape[1] > 1 else left[:, 0]))
         if not needed[0]:
             return (None,)
-        weight = self.weight.detach().to(g.dtype)
+        weight = self.weight if self.weight.dtype == g.dtype else self.weight.to(g.dtype)
         return (g @ (weight.T if self.flipped else weight),)
 
 
@@ -70,7 +72,11 @@ def linear(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if weight.dim() != 2 or input.dim() < 2 or not recorder.is_batched(input) or not _simple(recorder, weight, bias):
+    if weight.dim() != 2 or input.dim() < 2:
+        return NotImplemented
+    if id(weight) in recorder.names and (bias is None or id(bias) in recorder.names):  # so it is the input that is
+        return Linear(recorder, weight, bias, flipped=False).apply(input)  # batched
+    if not recorder.is_batched(input) or not _simple(recorder, weight, bias):
         return NotImplemented
     source = transposed_parameter(recorder, weight)
     if source is not None:

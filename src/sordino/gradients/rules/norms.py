@@ -14,23 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PrivacyError
-from ..operation import Operation
+from ..operation import Operation, plain
 from ..precision import kernels_for
 from ..uses import PerExample, exact
 
 if TYPE_CHECKING:
     from ..layout import Layout
     from ..recorder import Recorder
-
-
-def row_sums(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ g and Σ g·x along the rows of two (R, L) tensors."""
-    if g.is_cuda and kernels_for(g, x):
-        from .. import kernels
-
-        return kernels.row_sums(g, x)
-    g, x = exact(g), exact(x)
-    return g.sum(1), torch.bmm(g[:, None], x[:, :, None]).reshape(-1)
 
 
 class LayerNorm(Operation):
@@ -44,7 +34,7 @@ class LayerNorm(Operation):
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         if torch.is_autocast_enabled(x.device.type):
             x = x.float()
-        weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
+        weight, bias = plain(self.weight, self.bias)
         y, mean, rstd = torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
         return y, (x, mean, rstd)
 
@@ -59,20 +49,21 @@ class LayerNorm(Operation):
                 self.recorder.sink(self.bias, PerExample(bias_grad))
         if not needed[0]:
             return (None,)
-        weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
         back = torch.ops.aten.native_layer_norm_backward(
-            g.contiguous(), x, self.shape, mean, rstd, weight, bias, [True, False, False]
+            g.contiguous(), x, self.shape, mean, rstd, self.weight, self.bias, [True, False, False]
         )
         return (back[0],)
 
     def _per_example(self, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Σ_t g_it x̂_it and Σ_t g_it, (n, *shape) each."""
         n, d = self.recorder.n, len(self.shape)
-        if layout.dim == 0 and layout.slow and g.is_cuda and kernels_for(g, x):
+        if layout.dim == 0 and layout.slow and kernels_for(g, x):
             from ..kernels import layer_norm_sums
 
-            sums = layer_norm_sums(g.contiguous(), x.contiguous(), mean, rstd, n, math.prod(self.shape))
-            return sums[0].reshape(n, *self.shape), sums[1].reshape(n, *self.shape)
+            weight, bias = torch.empty(2, n, math.prod(self.shape), device=g.device)
+            layer = (g.contiguous(), x.contiguous(), mean.contiguous(), rstd.contiguous(), weight, bias)
+            self.recorder.later.add(layer_norm_sums, layer)
+            return weight.view(n, *self.shape), bias.view(n, *self.shape)
         # Σ_t g x̂ = Σ_t rstd_t·(g x)_t − Σ_t (mean·rstd)_t·g_t: one product to write, the sums as matrix products
         g_, x_ = (exact(layout.front(t, n)).flatten(1, -1 - d).flatten(2) for t in (g, x))  # (n, T, D)
         mean_, rstd_ = (exact(layout.front(t, n)).reshape(n, 1, -1) for t in (mean, rstd))
@@ -94,7 +85,7 @@ class GroupNorm(Operation):
             x = x.float()
         x = x.contiguous()
         rows, channels = x.shape[:2]
-        weight, bias = (None if t is None else t.detach() for t in (self.weight, self.bias))
+        weight, bias = plain(self.weight, self.bias)
         y, mean, rstd = torch.native_group_norm(
             x, weight, bias, rows, channels, x.shape[2:].numel(), self.groups, self.eps
         )
@@ -105,22 +96,40 @@ class GroupNorm(Operation):
         rows, channels = x.shape[:2]
         layout = self.recorder.layout(self.key, g)
         if layout is not None:
-            n, each = self.recorder.n, channels // self.groups
-            sum_g, sum_gx = row_sums(g.reshape(rows * channels, -1), x.reshape(rows * channels, -1))
-            sum_g, sum_gx = sum_g.reshape(rows, channels), sum_gx.reshape(rows, channels)
+            n = self.recorder.n
+            folded = layout.dim != 0 or rows != n
+            weight_grad, bias_grad = self._per_row(g, x, mean, rstd, at_once=folded)
+            if folded:
+                weight_grad, bias_grad = (
+                    layout.front(t, n).reshape(n, -1, channels).sum(1) for t in (weight_grad, bias_grad)
+                )
             if self.trains_weight:
-                mean_, rstd_ = (exact(t).repeat_interleave(each, 1) for t in (mean, rstd))
-                grad = (sum_gx - mean_ * sum_g) * rstd_
-                self.recorder.sink(self.weight, PerExample(layout.front(grad, n).reshape(n, -1, channels).sum(1)))
+                self.recorder.sink(self.weight, PerExample(weight_grad))
             if self.trains_bias:
-                self.recorder.sink(self.bias, PerExample(layout.front(sum_g, n).reshape(n, -1, channels).sum(1)))
+                self.recorder.sink(self.bias, PerExample(bias_grad))
         if not needed[0]:
             return (None,)
-        weight = None if self.weight is None else self.weight.detach()
         back = torch.ops.aten.native_group_norm_backward(
-            g, x, mean, rstd, weight, rows, channels, x.shape[2:].numel(), self.groups, [True, False, False]
+            g, x, mean, rstd, self.weight, rows, channels, x.shape[2:].numel(), self.groups, [True, False, False]
         )
         return (back[0],)
+
+    def _per_row(self, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, at_once: bool) -> tuple[Tensor, Tensor]:
+        """Σ_l g_l x̂_l and Σ_l g_l of every row and channel, (rows, channels) each; maybe later, unless `at_once`."""
+        rows, channels = x.shape[:2]
+        if kernels_for(g, x):
+            from ..kernels import group_norm_sums
+
+            weight, bias = torch.empty(2, rows, channels, device=g.device)
+            self.recorder.later.add(group_norm_sums, (g, x, mean, rstd, weight, bias))
+            if at_once:
+                self.recorder.later.flush()
+            return weight, bias
+        g, x = (exact(t).reshape(rows * channels, -1) for t in (g, x))
+        sum_g = g.sum(1).reshape(rows, channels)
+        sum_gx = torch.bmm(g[:, None], x[:, :, None]).reshape(rows, channels)
+        mean_, rstd_ = (exact(t).repeat_interleave(channels // self.groups, 1) for t in (mean, rstd))
+        return (sum_gx - mean_ * sum_g) * rstd_, sum_g
 
 
 def layer_norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
