@@ -31,8 +31,8 @@ def _words(out, k0, k1, k2, k3, k4, k5, k6, k7, first, n0, n1, n2, UNROLL: tl.co
 def words(key: bytes, counter: int, nonce96: bytes, unroll: bool, device: str = "cpu") -> np.ndarray:
     """Four blocks of the kernel's keystream."""
     out = torch.zeros(64, dtype=torch.int32, device=device)
-    k = [kernel._signed(int.from_bytes(key[i : i + 4], "little")) for i in range(0, 32, 4)]
-    n = [kernel._signed(int.from_bytes(nonce96[i : i + 4], "little")) for i in range(0, 12, 4)]
+    k = kernel.key_words(key)
+    n = [kernel.signed(int.from_bytes(nonce96[i : i + 4], "little")) for i in range(0, 12, 4)]
     _words[(1,)](out, *k, counter, *n, UNROLL=unroll)
     return out.cpu().numpy().view(np.uint32)
 

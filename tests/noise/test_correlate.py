@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,27 +12,10 @@ import torch
 from sordino.errors import SordinoError, StateError
 from sordino.noise import CorrelatedNoise, Keys, Stream
 
+from .doubles import Banded
+
 T = 9
 SHAPES = {"weight": (30, 50), "bias": (30,), "head": (3001,)}
-
-
-@dataclass
-class Banded:
-    """C⁻¹ lower triangular with the given coefficients on its diagonals, columns scaled by `scale`."""
-
-    coefficients: tuple[float, ...]
-    scaled: bool = False
-    steps: int = T
-    name: str = "banded"
-
-    def inverse(self) -> np.ndarray:
-        inverse = sum(c * np.eye(self.steps, k=-k) for k, c in enumerate(self.coefficients))
-        d = np.linspace(1, 2, self.steps) if self.scaled else np.ones(self.steps)
-        return d[:, None] * inverse
-
-    def terms(self, step: int) -> list[tuple[int, float]]:
-        row = self.inverse()[step]
-        return [(j, float(row[j])) for j in range(step, -1, -1) if row[j] != 0]
 
 
 STRATEGIES = {

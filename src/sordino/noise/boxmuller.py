@@ -79,6 +79,15 @@ class Scratch:
         arrays: list[Any] = [self._s, self._g, self._u, self._h, self._b, self._out]
         return len(self.raw) + sum(a.nbytes for a in arrays)
 
+    def second(self, count: int) -> np.ndarray:
+        """The second output buffer, free while only the first is in use."""
+        flat: np.ndarray = self._out[1].reshape(-1)
+        return flat[:count]
+
+    def third(self, count: int) -> np.ndarray:
+        """Room for as many numbers again: the keystream's, used up by `transform`."""
+        return np.frombuffer(self.raw, np.float32, count)
+
     def transform(self, tiles: int, which: int = 0) -> np.ndarray:
         """The normals of the first `tiles` tiles of keystream in `raw`, flat, in output buffer `which` (0 or 1)."""
         words, out = self._words[:tiles], self._out[which, :tiles]

@@ -30,12 +30,12 @@ _pool_guard = threading.Lock()
 
 
 class Part(NamedTuple):
-    """Elements `offset` … `offset + count` of the tensor `name`; `out` is flat, or None if nothing is added to it."""
+    """Elements `offset` … `offset + length` of the tensor `name`; `out` is flat, or None if nothing is added to it."""
 
     out: np.ndarray | None
     name: str
     offset: int
-    count: int
+    length: int
 
     @property
     def first(self) -> int:
@@ -44,20 +44,20 @@ class Part(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        return -(-(self.offset + self.count) // TILE) - self.first
+        return -(-(self.offset + self.length) // TILE) - self.first
 
 
 class Span(NamedTuple):
-    """`count` tiles of one tensor's stream, from `tile` on."""
+    """So many tiles of one tensor's stream, from `tile` on."""
 
     part: Part
     tile: int
-    count: int
+    tiles: int
 
     def window(self) -> tuple[int, int, int]:
         """Elements low … high of the part, and where in the span the first of them lies."""
         origin = self.tile * TILE - self.part.offset  # the part's index of the span's first normal
-        low, high = max(0, origin), min(self.part.count, origin + self.count * TILE)
+        low, high = max(0, origin), min(self.part.length, origin + self.tiles * TILE)
         return low, high, low - origin
 
 

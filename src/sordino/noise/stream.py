@@ -12,8 +12,8 @@ that fit a cache on the CPU, in registers on a GPU.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..errors import SordinoError
 from .boxmuller import R_MAX, TILE, Scratch
 from .chunks import Chunk, Part, draw, share
 from .cipher import BLOCK_WORDS, check_blocks, check_key, check_step, keystream, nonce, tensor_words
+from .gpu import has_kernels, has_triton
 
 #: (key, step, coefficient): adds ``coefficient * normal(key, step, ...)``.
 Term = tuple[bytes, int, float]
@@ -88,30 +89,37 @@ def add_many_normals_(
     checked = [_check_term(term) for term in terms]
     on_cpu: list[Part] = []
     on_gpu: dict[torch.device, list[tuple[str, Tensor, int]]] = {}
+    with flattened(outs, offsets) as parts:
+        for name, flat in parts.items() if checked else ():
+            offset = 0 if offsets is None else int(offsets.get(name, 0))
+            if flat.device.type == "cpu":
+                on_cpu.append(Part(flat.numpy(), name, offset, flat.numel()))
+            elif flat.device.type == "cuda" and flat.dtype == torch.float32 and has_triton():
+                on_gpu.setdefault(flat.device, []).append((name, flat, offset))
+            else:
+                _add_elsewhere(flat, checked, name, offset)
+        _add_cpu(on_cpu, checked)
+        for group in on_gpu.values():
+            _add_on_gpu(group, checked)
+
+
+@contextmanager
+def flattened(outs: Mapping[str, Tensor], offsets: Mapping[str, int] | None = None) -> Iterator[dict[str, Tensor]]:
+    """Sums that are known to be fit for noise, as flat tensors: views, or copies that are put back at the end."""
+    flat: dict[str, Tensor] = {}
     copies: list[tuple[Tensor, Tensor]] = []
     for name, out in outs.items():
-        offset = 0 if offsets is None else int(offsets.get(name, 0))
         _check_out(name, out)
-        _check_range(offset, out.numel())
-        if out.numel() == 0 or not checked:
+        _check_range(0 if offsets is None else offsets.get(name, 0), out.numel())
+        if out.numel() == 0:
             continue
         out = out.detach()
-        flat = out.view(-1) if out.is_contiguous() else out.reshape(-1)
+        flat[name] = out.view(-1) if out.is_contiguous() else out.reshape(-1)
         if not out.is_contiguous():
-            copies.append((out, flat))
-        if flat.device.type == "cpu":
-            on_cpu.append(Part(flat.numpy(), name, offset, flat.numel()))
-        elif flat.device.type == "cuda" and flat.dtype == torch.float32 and _has_triton():
-            on_gpu.setdefault(flat.device, []).append((name, flat, offset))
-        else:
-            _add_elsewhere(flat, checked, name, offset)
-    _add_cpu(on_cpu, checked)
-    for group in on_gpu.values():
-        from . import triton_kernel
-
-        triton_kernel.add_normals_(group, checked)
-    for out, flat in copies:
-        out.copy_(flat.view(out.shape))
+            copies.append((out, flat[name]))
+    yield flat
+    for out, copied in copies:
+        out.copy_(copied.view(out.shape))
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -149,7 +157,7 @@ def _add_chunk(scratch: Scratch, chunk: Chunk, terms: list[Term], replace: bool)
                 out[low:high] = total
             else:
                 out[low:high] += total
-            place += span.count * TILE
+            place += span.tiles * TILE
 
 
 def _product(normals: np.ndarray, coefficient: float, dtype: Any) -> np.ndarray:
@@ -160,12 +168,23 @@ def _product(normals: np.ndarray, coefficient: float, dtype: Any) -> np.ndarray:
     return np.multiply(normals, np.array(coefficient, np.float64), dtype=np.float64)
 
 
+def _add_on_gpu(group: list[tuple[str, Tensor, int]], terms: list[Term]) -> None:
+    if len(terms) > 2 and len({key for key, _, _ in terms}) <= 2 and has_kernels():
+        from . import triton_moves
+
+        triton_moves.add_terms_(group, terms)
+    else:
+        from . import triton_kernel
+
+        triton_kernel.add_normals_(group, terms)
+
+
 def _add_elsewhere(flat: Tensor, terms: list[Term], name: str, offset: int) -> None:
     """A device without a kernel of ours, or float64 on one with: a chunk at a time."""
     chunk = 1 << 22
     for start in range(0, flat.numel(), chunk):
         part = flat[start : start + chunk]
-        if part.device.type == "cuda" and _has_triton():
+        if part.device.type == "cuda" and has_triton():
             from . import triton_kernel
 
             for pair in (terms[k : k + 2] for k in range(0, len(terms), 2)):
@@ -212,22 +231,6 @@ def _check_out(name: str, out: Tensor) -> None:
         raise SordinoError(f"noise for {name!r}: the sum must be a dense tensor with storage, on a CPU or a GPU")
     if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
         raise SordinoError(f"noise for {name!r}: the sum is an expanded tensor whose elements share memory; clone it")
-
-
-_triton: bool | None = None
-
-
-def _has_triton() -> bool:
-    global _triton
-    if _triton is None:
-        try:
-            import triton  # noqa: F401
-
-            _triton = True
-        except ImportError:
-            _triton = False
-            warnings.warn("triton is not installed: noise for the GPU is drawn on the CPU, slowly", stacklevel=3)
-    return _triton
 
 
 __all__ = ["R_MAX", "Stream", "Term", "add_many_normals_", "add_normals_", "check_names"]

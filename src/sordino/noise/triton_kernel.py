@@ -253,7 +253,7 @@ def add_normals_(
             if len(parts) == 1:
                 name, tensor, offset = parts[0]
                 programs = _programs(tensor.numel(), offset, variant.block)
-                n1, n2 = (_signed(w) for w in tensor_words(name))
+                n1, n2 = (signed(w) for w in tensor_words(name))
                 first, skip = divmod(offset, boxmuller.TILE)
                 _add_one[(programs,)](tensor, tensor.numel(), skip, first, n1, n2, *secret, **options)
             else:
@@ -284,18 +284,21 @@ def _table(places: tuple[tuple[str, int, int, int], ...], starts: tuple[int, ...
     for (name, address, count, offset), start in zip(places, starts, strict=True):
         first, skip = divmod(offset, boxmuller.TILE)
         n1, n2 = tensor_words(name)
-        rows.append([address, count, skip, first, _signed(n1), _signed(n2), start])
+        rows.append([address, count, skip, first, signed(n1), signed(n2), start])
     return torch.tensor(rows, dtype=torch.int64).to(device)
 
 
 def _arguments(pair: Sequence[tuple[bytes, int, float]]) -> list[int | float]:
     arguments: list[int | float] = []
     for key, step, coefficient in pair:
-        words = [int.from_bytes(key[i : i + 4], "little") for i in range(0, 32, 4)]
-        arguments += [*map(_signed, words), _signed(step), coefficient]
+        arguments += [*key_words(key), signed(step), coefficient]
     return arguments if len(pair) == 2 else arguments + [0] * 9 + [0.0]
 
 
-def _signed(word: int) -> int:
+def key_words(key: bytes) -> list[int]:
+    return [signed(int.from_bytes(key[i : i + 4], "little")) for i in range(0, 32, 4)]
+
+
+def signed(word: int) -> int:
     """32 bits as the int32 that Triton takes for every value, so that no key needs a kernel of its own."""
     return word - 2**32 if word >= 2**31 else word
