@@ -6,6 +6,8 @@ for one participation or for the one the table below gives an optimised strategy
 
 from __future__ import annotations
 
+import numpy as np
+
 from sordino.budget import Participation
 from sordino.strategies import Problem, Strategy, make_strategy
 
@@ -18,6 +20,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bsr": ("1", "2", "5", "1000"),
     "band-inv-mf": ("1", "2", "4", "1000"),
     "band-mf": ("1", "2", "4", "1000"),
+    "diagonal": ("",),
+    "dense": ("PATH",),
 }
 BANDWIDTHS = {"bisr", "bsr", "band-inv-mf", "band-mf"}  # the argument is a number of bands, cut to the number of steps
 SPELLED = [f"{name}:{argument}".rstrip(":") for name, arguments in EXAMPLES.items() for argument in arguments]
@@ -29,8 +33,16 @@ def participation(steps: int) -> Participation:
     return Participation(steps=steps, epochs=-(-steps // separation), separation=separation)
 
 
+def brought(steps: int) -> np.ndarray:
+    """A matrix a user might bring: any signs, three bands."""
+    c = np.eye(steps) - 0.4 * np.eye(steps, k=-1) + 0.3 * np.eye(steps, k=-2)
+    return np.asarray(c * (1.0 + 0.1 * np.cos(np.arange(steps))))
+
+
 def build(spelled: str, steps: int, problem: Problem | None = None) -> Strategy:
     name, _, argument = spelled.partition(":")
+    if name == "dense":
+        return make_strategy("dense", problem or steps, {"matrix": brought(steps)})
     if name in BANDWIDTHS:
         spelled = f"{name}:{min(int(argument), steps)}"
     return make_strategy(spelled, problem or Problem(steps, participation=participation(steps)))

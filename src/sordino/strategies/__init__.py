@@ -18,6 +18,8 @@ from .base import Recurrence, Strategy
 from .best_lambda import lambda_cgd, normalized_lambda_cgd
 from .bisr import bisr
 from .bsr import bsr
+from .dense_matrix import DenseMatrix, dense_matrix
+from .diagonal import Diagonal
 from .identity import Identity
 from .lambda_cgd import LambdaCGD, NormalizedLambdaCGD
 from .problem import Problem
@@ -95,6 +97,24 @@ STRATEGIES.add(
         capabilities={"regenerates": False, "identity": False, "bands": "argument"},
     )
 )
+STRATEGIES.add(
+    Entry(
+        "diagonal",
+        lambda argument, problem, definition: Diagonal(problem.steps),
+        "independent noise, less of it in early steps: the best diagonal with full batches",
+        paper="DP-λCGD, Theorem 4",
+        capabilities={"regenerates": True, "identity": False, "bands": 1},
+    )
+)
+STRATEGIES.add(
+    Entry(
+        "dense",
+        dense_matrix,
+        "a lower-triangular matrix of your own, from a .npy or .npz file",
+        argument="PATH",
+        capabilities={"regenerates": False, "identity": False},
+    )
+)
 
 
 def make_strategy(
@@ -119,6 +139,8 @@ def make_strategy(
 __all__ = [
     "PREFIX_SUM",
     "STRATEGIES",
+    "DenseMatrix",
+    "Diagonal",
     "Identity",
     "LambdaCGD",
     "NormalizedLambdaCGD",

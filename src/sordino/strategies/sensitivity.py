@@ -102,7 +102,7 @@ def _best_ahead(a: np.ndarray, k: int, b: int) -> np.ndarray:
     rows = np.arange(max(0, n - b))
     best = np.zeros_like(a)  # best[i, j]: at most m entries from column j on
     for m in range(1, k):
-        best = _extend(a, best, b)
+        best = extend(a, best, b)
         out[m, rows] = best[rows, rows + b]
     return out
 
@@ -110,11 +110,11 @@ def _best_ahead(a: np.ndarray, k: int, b: int) -> np.ndarray:
 def _best_sum(a: np.ndarray, k: int, b: int) -> np.ndarray:
     best = np.zeros_like(a)
     for _ in range(k):
-        best = _extend(a, best, b)
+        best = extend(a, best, b)
     return best
 
 
-def _extend(a: np.ndarray, best: np.ndarray, b: int) -> np.ndarray:
+def extend(a: np.ndarray, best: np.ndarray, b: int) -> np.ndarray:
     """One entry more: ``max_{j' ≥ j} a[:, j'] + best[:, j'+b]``, as a running maximum from the right."""
     taken = a.copy()
     taken[:, : max(0, a.shape[1] - b)] += best[:, b:]
