@@ -127,7 +127,7 @@ def draw(scratch: Scratch, chunk: Chunk, key: bytes, step: int, which: int = 0) 
 
 def _scratch() -> Scratch:
     scratch: Scratch | None = getattr(_local, "scratch", None)
-    if scratch is None:
+    if scratch is None or scratch.tiles < CHUNK_TILES:
         scratch = _local.scratch = Scratch(CHUNK_TILES)
     return scratch
 
