@@ -14,7 +14,8 @@ from torch import Tensor
 from ..derived import OwnRows
 from ..layout import Layout
 from ..operation import Operation
-from ..uses import PerExample, exact
+from ..uses import PerExample, Rows, exact
+from .embedding import masked
 
 if TYPE_CHECKING:
     from ..recorder import Recorder
@@ -53,6 +54,7 @@ class Broadcast(Operation):
         self.parameter = parameter
         origin = recorder.origin(parameter)
         self.row = origin.expanded if origin is not None else None
+        self.table = origin.embedding if origin is not None else None
         self.trains(parameter if self.row is None else self.row)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
@@ -89,7 +91,13 @@ class Broadcast(Operation):
         elif self.row is not None and own == 0 and self.row.shape[0] * g.shape[layout.dim] == p.shape[0]:
             self.recorder.sink(self.row, PerExample(reduce_to(g, layout, n, self.row.shape)))
         else:
-            self.recorder.sink(p, OwnRows(rows_of(g, layout, n, p.shape), Layout(own, layout.slow)))
+            rows, mine = rows_of(g, layout, n, p.shape), Layout(own, layout.slow)
+            if self.table is None or self.row is not None:
+                self.recorder.sink(p, OwnRows(rows, mine))
+            else:  # looked up anew for every example, as position and type ids are: a table like any other
+                weight, index, padding_idx = self.table
+                index = masked(mine.front(index, n).flatten(1), padding_idx)
+                self.recorder.sink(weight, Rows(index, rows.flatten(1, -2), weight.shape[0]))
 
 
 def _binary(name: str, flipped: str | None = None) -> Any:
