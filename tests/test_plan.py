@@ -8,14 +8,14 @@ import math
 import sys
 import warnings
 
+import numpy as np
 import pytest
 
 from sordino import Budget, Plan, SordinoError, Unsupported, plan
 from sordino.accounting import account, calibrate, gaussian_sigma
 from sordino.budget import Adjacency, Schedule, SordinoWarning
-from sordino.plan import compare
 from sordino.sampling import SAMPLERS, make_sampling
-from sordino.strategies import STRATEGIES, make_strategy
+from sordino.strategies import Workload, make_strategy
 
 RUN = {"examples": 10_000, "batch_size": 100, "epochs": 4}
 KEYS = {
@@ -55,16 +55,6 @@ def test_fixed_order_is_the_analytic_gaussian_times_the_sensitivity(noise: str) 
     assert d["sensitivity"] == sensitivity
     assert d["rmse"] == pytest.approx(p.strategy.rmse() * p.noise_multiplier)
     assert d["max_se"] == pytest.approx(p.strategy.max_se() * p.noise_multiplier)
-
-
-def test_the_keys_scripts_rely_on() -> None:
-    for row in compare(Budget(8, 1e-6), **RUN):
-        if row.plan is not None:
-            d = json.loads(json.dumps(row.plan.as_dict(), allow_nan=False))
-            assert d.keys() >= KEYS
-            assert d["steps"] == 400 and d["delta"] == 1e-6 and d["failure_probability"] == 0
-            assert d["noise_vectors_stored"] == 0
-            assert d["noise_vectors_regenerated"] == (0 if d["noise"] == "identity" else 1)
 
 
 def test_epsilon_of_what_was_released_so_far_only_grows() -> None:
@@ -113,20 +103,76 @@ def test_a_noise_multiplier_may_stand_in_for_the_budget() -> None:
     assert plan(noise_multiplier=0, **RUN).guarantee().void == "no noise"
 
 
-def test_compare_lists_every_combination_with_its_reason() -> None:
-    rows = compare(Budget(8, 1e-6), **RUN)
-    assert len(rows) == len(SAMPLERS.names()) * len(STRATEGIES.names())
-    for row in rows:
-        assert (row.plan is None) == (row.reason is not None)
-        supported = row.sampling == "fixed-order" or row.noise == "identity"
-        assert (row.plan is not None) == supported, row
-        if row.reason:
-            assert row.noise in row.reason and row.sampling in row.reason and "\n" not in row.reason
-            assert row.as_dict()["reason"] == row.reason
+def test_the_error_is_that_of_the_workload() -> None:
+    """Momentum .5 and a falling learning rate, against the dense product."""
+    workload = Workload(momentum=0.5, learning_rates=tuple(1 - t / 400 for t in range(400)))
+    p = plan(Budget(8, 1e-6), **RUN, noise="lambda-cgd:0.9", sampling="fixed-order", workload=workload)
+    squares = np.square(workload.dense(400) @ np.linalg.inv(p.strategy.dense())).sum(axis=1)
+    d = p.as_dict()
+    assert d["rmse"] == pytest.approx(math.sqrt(squares.mean()) * p.noise_multiplier)
+    assert d["max_se"] == pytest.approx(math.sqrt(squares.max()) * p.noise_multiplier)
+    assert d["workload"] == {
+        "momentum": 0.5,
+        "shrink": 1.0,
+        "learning_rates": {"first": 1.0, "largest": 1.0, "last": pytest.approx(1 / 400)},
+    }
+    plain = plan(Budget(8, 1e-6), **RUN, noise="lambda-cgd:0.9", sampling="fixed-order").as_dict()
+    assert plain["noise_multiplier"] == d["noise_multiplier"] and plain["rmse"] != d["rmse"]
+    assert plain["workload"]["learning_rates"] is None and plain["objective"] == "rmse"
+
+
+def test_lambda_without_a_value_is_the_best_for_the_objective() -> None:
+    found = {
+        objective: plan(Budget(8, 1e-6), **RUN, noise="lambda-cgd", sampling="fixed-order", objective=objective)
+        for objective in ("rmse", "max-se")
+    }
+    rmse, max_se = found["rmse"].as_dict(), found["max-se"].as_dict()
+    assert rmse["lambda"] == rmse["lambda_rmse"] == max_se["lambda_rmse"]
+    assert max_se["lambda"] == max_se["lambda_max_se"] == rmse["lambda_max_se"] >= rmse["lambda"]
+    assert rmse["noise"] == f"lambda-cgd:{rmse['lambda']}" and rmse["rmse"] < max_se["rmse"]
+    assert max_se["max_se"] < rmse["max_se"] and max_se["objective"] == "max-se"
+    for lam in (0.5, 0.9, 0.99):
+        other = plan(Budget(8, 1e-6), **RUN, noise=f"lambda-cgd:{lam}", sampling="fixed-order").as_dict()
+        assert other["rmse"] >= rmse["rmse"] and "lambda_rmse" not in other and other["lambda"] == lam
+
+
+def test_cyclic_poisson_has_as_many_parts_as_the_noise_has_bands() -> None:
+    p = plan(Budget(8, 1e-6), **RUN, noise="bsr:16", sampling="cyclic-poisson")
+    d = p.as_dict()
+    assert d["sampling"] == "cyclic-poisson:16" and d["separation"] == 16 and d["participations"] == 25
+    assert d["rate"] == 0.16 and d["accountant"] == "pld"
+    more = plan(Budget(8, 1e-6), **RUN, noise="bsr:16", sampling="cyclic-poisson:40").as_dict()
+    assert more["sampling"] == "cyclic-poisson:40" and more["noise_multiplier"] > d["noise_multiplier"]
+    one = plan(Budget(8, 1e-6), **RUN, sampling="cyclic-poisson")
+    assert one.sampling.name == "cyclic-poisson:1"
+    assert one.noise_multiplier == plan(Budget(8, 1e-6), **RUN).noise_multiplier
+    zero = plan(Budget(8, 1e-6), **RUN, noise="lambda-cgd:0.0", sampling="cyclic-poisson")
+    assert zero.noise_multiplier == one.noise_multiplier
+
+
+def test_a_strategy_may_be_handed_in() -> None:
+    strategy = make_strategy("bsr:4", 400)
+    for sampling in ("fixed-order", "cyclic-poisson"):
+        given = plan(Budget(8, 1e-6), **RUN, noise=strategy, sampling=sampling)
+        assert given.strategy is strategy
+        named = plan(Budget(8, 1e-6), **RUN, noise="bsr:4", sampling=sampling)
+        assert given.as_dict() == named.as_dict()
+    with pytest.raises(SordinoError, match="built for 300 steps, the run has 400"):
+        plan(Budget(8, 1e-6), **RUN, noise=make_strategy("bsr:4", 300), sampling="fixed-order")
+
+
+def test_optimised_noise_answers_the_samplers_question() -> None:
+    """p = 16 ≤ b: the least error of 16 bands for this run's participation, not for a single one."""
+    run = {**RUN, "sampling": "fixed-order"}
+    band = plan(Budget(8, 1e-6), **run, noise="band-inv-mf:4").as_dict()  # type: ignore[arg-type]
+    single = make_strategy("band-inv-mf:4", 400)
+    other = plan(Budget(8, 1e-6), **run, noise=single).as_dict()  # type: ignore[arg-type]
+    assert band["rmse"] < other["rmse"] and band["certificate"]
 
 
 def test_plans_are_immutable_and_pure() -> None:
     p = plan(Budget(8, 1e-6), **RUN)
+    assert KEYS <= p.as_dict().keys()
     assert isinstance(p, Plan)
     with pytest.raises(dataclasses.FrozenInstanceError):
         p.noise_multiplier = 0.0  # type: ignore[misc]
@@ -172,8 +218,7 @@ BUDGET = Budget(8, 1e-6)
         ({"epochs": -1}, "epochs=-1"),
         ({"epochs": 2.5}, "epochs=2.5"),
         ({"epochs": "3"}, "epochs='3'"),
-        ({"noise": "lambda-cgd:1.5"}, "from 0 to 1"),
-        ({"noise": "lambda-cgd"}, "needs λ"),
+        ({"noise": "lambda-cgd:1.5", "sampling": "fixed-order"}, "from 0 to 1"),
         ({"noise": "identiy"}, "did you mean 'identity'"),
         ({"noise": None}, "must be a name"),
         ({"sampling": "poissson"}, "did you mean 'poisson'"),
@@ -192,6 +237,14 @@ BUDGET = Budget(8, 1e-6)
         ({"budget": None, "noise_multiplier": 1.0, "noise": "lambda-cgd:0.5"}, "correlated noise"),
         ({"accountant": "gaussian"}, "fixed-order"),
         ({"accountant": "convolution"}, "balls-in-bins"),
+        ({"separation": 100}, r"separation=100, but sampling='poisson' keeps 1 steps"),
+        ({"workload": 0.9}, "workload=0.9 must be a Workload"),
+        ({"workload": Workload(learning_rates=(1.0, 0.5))}, "2 entries for 400 steps"),
+        ({"objective": "mean"}, "objective='mean' is not known"),
+        ({"noise": "bsr:401", "sampling": "fixed-order"}, "401"),
+        ({"noise": "bsr:0", "sampling": "fixed-order"}, "bsr:0"),
+        ({"noise": "bsr:101", "sampling": "cyclic-poisson"}, "bsr:101.*bB > N"),
+        ({"noise": "bsr:16", "sampling": "cyclic-poisson:8"}, "16 bands are more than the 8 parts"),
     ],
 )
 def test_bad_input_is_one_line_with_the_value(changes: dict[str, object], message: str) -> None:

@@ -1,23 +1,26 @@
 """Budget + sampling + noise → noise multiplier. Pure: no model, no data, nothing private.
 
 `plan` fixes everything the guarantee depends on before a run; the run then asks the
-same object what holds after t steps. `compare` plans every combination there is, with the reason
-where one has no accountant.
+same object what holds after t steps. The order is: schedule, sampler (cyclic Poisson takes its number of parts
+from the bands that the noise's name declares), the `Problem` an optimised strategy answers (who takes part when, what
+the noise is summed into), strategy, noise multiplier.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .accounting import Account, account, calibrate, number
+from .accounting import Account, account, calibrate, number, resolve, supported
+from .accounting.combinations import Kind, instead
 from .budget import Budget, Guarantee, Schedule, SordinoWarning
 from .errors import SordinoError, Unsupported
-from .sampling import SAMPLERS, Sampling, make_sampling
-from .strategies import STRATEGIES, Strategy, make_strategy
+from .sampling import BallsInBins, CyclicPoisson, Sampling, make_sampling
+from .strategies import PREFIX_SUM, STRATEGIES, Problem, Strategy, Workload, make_strategy
+from .strategies.problem import Objective
 
 PROGRESS_POINTS = 64  # how many different prefixes a progress bar costs at most
 
@@ -33,6 +36,8 @@ class Plan:
     noise_multiplier: float
     parameters: int | None = None  # trainable parameters; None: the noise's finite reach is left out
     accountant: str = "auto"
+    workload: Workload = PREFIX_SUM  # what the noise is summed into
+    objective: Objective = "rmse"  # what an optimised strategy was optimised for
     _known: dict[tuple[int, float], Account] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -43,6 +48,16 @@ class Plan:
     @property
     def delta(self) -> float:
         return self.budget.delta
+
+    @property
+    def rmse(self) -> float:
+        """Root mean square error of all partial results of the workload, in clip norms."""
+        return self.strategy.rmse(self.workload) * self.noise_multiplier
+
+    @property
+    def max_se(self) -> float:
+        """Error of the worst partial result."""
+        return self.strategy.max_se(self.workload) * self.noise_multiplier
 
     def account(self, steps_released: int | None = None, delta: float | None = None) -> Account:
         """(ε, δ) after `steps_released` steps (all, if not said).
@@ -123,6 +138,9 @@ class Plan:
         whole = self.account()
         participation = self.sampling.participation
         sensitivity = self.strategy.sensitivity_bound(participation)
+        certificate = dict(self.strategy.certificate)
+        lambdas = {"lambda": self.strategy.lam} if hasattr(self.strategy, "lam") else {}
+        lambdas |= {key: certificate[key] for key in ("lambda_rmse", "lambda_max_se") if key in certificate}
         return {
             "noise": self.strategy.name,
             "sampling": self.sampling.name,
@@ -134,8 +152,12 @@ class Plan:
             "sensitivity": sensitivity.value,
             "sensitivity_route": sensitivity.route,
             "sensitivity_exact": sensitivity.exact,
-            "rmse": self.strategy.rmse() * self.noise_multiplier,
-            "max_se": self.strategy.max_se() * self.noise_multiplier,
+            "rmse": self.rmse,
+            "max_se": self.max_se,
+            "workload": self.workload_as_dict(),
+            "objective": self.objective,
+            "certificate": certificate,
+            **lambdas,
             "examples": self.schedule.examples,
             "batch_size": self.schedule.batch_size,
             "epochs": self.schedule.epochs,
@@ -151,6 +173,12 @@ class Plan:
             "tails_included": whole.tails_included,
         }
 
+    def workload_as_dict(self) -> dict[str, Any]:
+        """Momentum, the factor of weight decay, and the ends of the learning-rate schedule, if there is one."""
+        rates = self.workload.learning_rates
+        schedule = None if rates is None else {"first": rates[0], "largest": max(rates), "last": rates[self.steps - 1]}
+        return {"momentum": self.workload.momentum, "shrink": self.workload.shrink, "learning_rates": schedule}
+
 
 def plan(
     budget: Budget | None = None,
@@ -158,14 +186,20 @@ def plan(
     examples: int,
     batch_size: int,
     epochs: int,
-    noise: str = "identity",
+    noise: str | Strategy = "identity",
     sampling: str = "poisson",
     noise_multiplier: float | None = None,
     delta: float | None = None,
     parameters: int | None = None,
     accountant: str = "auto",
+    workload: Workload | None = None,
+    objective: Objective = "rmse",
+    separation: int | None = None,
 ) -> Plan:
     """What a run will use and cost. Give a `budget`, or a `noise_multiplier` (and a `delta` to report ε at).
+
+    `workload` is what the noise is summed into (plain prefix sums if not given), `objective` the error that optimised
+    noise minimises. `separation` only checks: it is the sampler's to say.
 
     >>> run = {"examples": 50_000, "batch_size": 128, "epochs": 10}
     >>> p = plan(Budget(8, 1e-5), **run, noise="lambda-cgd:0.95", sampling="fixed-order")
@@ -175,31 +209,115 @@ def plan(
     schedule = Schedule(examples=examples, batch_size=batch_size, epochs=epochs)
     if parameters is not None and (isinstance(parameters, bool) or not isinstance(parameters, int) or parameters < 0):
         raise SordinoError(f"parameters={parameters!r} must be the number of trainable parameters, a whole number")
-    strategy = make_strategy(noise, schedule.steps)
-    try:
-        sampler = make_sampling(sampling, schedule, 1 if strategy.is_identity else strategy.bands)
-    except Unsupported as error:
-        raise Unsupported(f"noise={strategy.name!r}: {error}") from None
     if (budget is None) == (noise_multiplier is None):
         given = "neither was given" if budget is None else "both were given"
         raise SordinoError(f"give either budget=Budget(epsilon, delta) or noise_multiplier=: {given}")
+    if budget is not None and not isinstance(budget, Budget):
+        raise SordinoError(f"budget={budget!r} must be a Budget; write Budget(epsilon=8, delta=1e-5)")
+    sampler = _sampler(sampling, schedule, noise)
+    if separation is not None and separation != sampler.participation.separation:
+        raise SordinoError(
+            f"separation={separation!r}, but sampling={sampler.name!r} keeps {sampler.participation.separation} steps "
+            "between two participations of an example; leave it out"
+        )
+    if noise_multiplier != 0.0 and (budget is None or math.isfinite(budget.epsilon)):
+        resolve(_kind(noise, schedule.steps), sampler, accountant)  # refused before anything is optimised
+    asked = _workload(workload, schedule)
+    problem = Problem(
+        schedule.steps, sampler.participation, asked, objective, _noise_needed(sampler, schedule.steps, budget)
+    )
+    strategy = make_strategy(noise, problem)
     if budget is not None:
-        if not isinstance(budget, Budget):
-            raise SordinoError(f"budget={budget!r} must be a Budget; write Budget(epsilon=8, delta=1e-5)")
         if delta is not None:
             raise SordinoError(f"delta={delta!r} is given twice; leave it to the budget ({budget.delta:g})")
         _warn_delta(budget.delta, examples)
         sigma = calibrate(strategy, sampler, budget, parameters=parameters, accountant=accountant)
-        planned = Plan(budget, schedule, strategy, sampler, sigma, parameters or None, accountant)
-        _warn_reach(planned)
-        return planned
     else:
         sigma = number("noise_multiplier", noise_multiplier, at_least=0.0)
         report_at = min(1e-5, 0.1 / examples) if delta is None else number("delta", delta, above=0.0, below=1.0)
         _warn_delta(report_at, examples)
-        budget = Budget(math.inf, report_at)
-        account(strategy, sampler, sigma, steps=0, delta=report_at, accountant=accountant)  # supported at all?
-    return Plan(budget, schedule, strategy, sampler, sigma, parameters or None, accountant)
+    planned = Plan(
+        budget if budget is not None else Budget(math.inf, report_at),
+        schedule,
+        strategy,
+        sampler,
+        sigma,
+        parameters or None,
+        accountant,
+        asked,
+        objective,
+    )
+    if budget is not None:
+        _warn_reach(planned)
+    return planned
+
+
+def _sampler(sampling: str, schedule: Schedule, noise: str | Strategy) -> Sampling:
+    try:
+        return make_sampling(sampling, schedule, declared_bands(noise))
+    except Unsupported as error:
+        kind = _kind(noise, schedule.steps)
+        text = f"sampling={sampling!r} with noise={kind.name!r}: {error}"
+        if declared_bands(noise) is None:
+            text += f"; {instead(kind, make_sampling('cyclic-poisson:1', schedule), supported)}"
+        raise Unsupported(text.replace("'cyclic-poisson:1'", repr(sampling))) from None
+
+
+def declared_bands(noise: str | Strategy) -> int | None:
+    """The number of bands of C, as the name says it, before there is a C; None where it says none.
+
+    >>> declared_bands("identity"), declared_bands("bsr:16"), declared_bands("lambda-cgd:0.9")
+    (1, 16, None)
+    """
+    if isinstance(noise, Strategy):
+        return 1 if noise.is_identity else noise.bands
+    entry, argument = STRATEGIES.parse(noise)
+    declared = entry.capabilities.get("bands")
+    if declared == "argument":
+        return int(argument) if argument.isdigit() else None
+    return 1 if _declares_identity(noise) else declared
+
+
+def _declares_identity(noise: str) -> bool:
+    """`identity`, and λ = 0."""
+    entry, argument = STRATEGIES.parse(noise)
+    if entry.name in ("lambda-cgd", "lambda-cgd-normalized"):
+        return bool(argument) and argument.strip("0") in (".", "")
+    return bool(entry.capabilities.get("identity"))
+
+
+def _kind(noise: str | Strategy, steps: int) -> Strategy:
+    if isinstance(noise, Strategy):
+        return noise
+    return Kind(steps, declared_bands(noise), noise, _declares_identity(noise))
+
+
+def _workload(workload: Workload | None, schedule: Schedule) -> Workload:
+    if workload is None:
+        return PREFIX_SUM
+    if not isinstance(workload, Workload):
+        raise SordinoError(f"workload={workload!r} must be a Workload; write Workload(momentum=0.9)")
+    workload.rates(schedule.steps)  # as many as there are steps?
+    return workload
+
+
+def _noise_needed(sampling: Sampling, steps: int, budget: Budget | None) -> Callable[[Strategy], float] | None:
+    """What an optimised strategy's choices are weighed with where the sampler amplifies; None: the sensitivity.
+
+    An estimate will do: what is chosen is accounted for afterwards.
+    """
+    if isinstance(sampling, CyclicPoisson):
+        return lambda strategy: strategy.column_norm()
+    if isinstance(sampling, BallsInBins) and sampling.bins > 1 and budget is not None and math.isfinite(budget.epsilon):
+        return lambda strategy: estimate(strategy, sampling, budget)
+    return None
+
+
+def estimate(strategy: Strategy, sampling: Sampling, budget: Budget) -> float:
+    """The noise multiplier that balls in bins will need, quickly and not certified."""
+    from .accounting.monte_carlo import estimate_noise
+
+    return estimate_noise(strategy, sampling, budget)
 
 
 def _warn_delta(delta: float, examples: int) -> None:
@@ -223,48 +341,3 @@ def _warn_reach(planned: Plan) -> None:
             SordinoWarning,
             stacklevel=3,
         )
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One row of `compare`: a plan, or the reason there is none."""
-
-    noise: str
-    sampling: str
-    plan: Plan | None
-    reason: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        if self.plan is None:
-            return {"noise": self.noise, "sampling": self.sampling, "reason": self.reason}
-        return self.plan.as_dict() | {"reason": None}
-
-
-def compare(
-    budget: Budget,
-    *,
-    examples: int,
-    batch_size: int,
-    epochs: int,
-    noises: Iterable[str] | None = None,
-    samplings: Iterable[str] | None = None,
-    parameters: int | None = None,
-) -> list[Compared]:
-    """Every sampling × noise (each with its usual argument), planned under one budget."""
-    rows = []
-    for sampling in SAMPLERS.names() if samplings is None else samplings:
-        for noise in [e.spelled() for e in STRATEGIES] if noises is None else noises:
-            try:
-                planned = plan(
-                    budget,
-                    examples=examples,
-                    batch_size=batch_size,
-                    epochs=epochs,
-                    noise=noise,
-                    sampling=sampling,
-                    parameters=parameters,
-                )
-                rows.append(Compared(noise, sampling, planned, None))
-            except Unsupported as error:
-                rows.append(Compared(noise, sampling, None, str(error)))
-    return rows

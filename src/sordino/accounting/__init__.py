@@ -18,6 +18,7 @@ from ..sampling import Sampling
 from ..strategies import Strategy
 from .balls_in_bins import BallsInBinsConvolution
 from .base import Accountant, Query
+from .combinations import instead
 from .fresh_bins import FreshBinsPLD
 from .gaussian import FixedOrderGaussian, gaussian_delta, gaussian_epsilon, gaussian_sigma
 from .search import least
@@ -65,23 +66,25 @@ class Account:
 
 
 def resolve(strategy: Strategy, sampling: Sampling, accountant: str = "auto") -> Accountant:
-    """The accountant for a combination, or `Unsupported` saying which part has none."""
-    if accountant != "auto":
-        chosen = ACCOUNTANTS.find(accountant).build()
-        reason = chosen.reason(strategy, sampling)
-        if reason is not None:
-            raise Unsupported(reason)
-        return chosen
+    """The accountant for a combination, or `Unsupported` saying which part has none and what there is instead."""
+    candidates = [e.build() for e in ([ACCOUNTANTS.find(accountant)] if accountant != "auto" else ACCOUNTANTS)]
     reasons = []
-    for entry in ACCOUNTANTS:
-        candidate = entry.build()
+    for candidate in candidates:
         reason = candidate.reason(strategy, sampling)
         if reason is None:
             return candidate
         reasons.append(reason)
+    if accountant != "auto" and supported(strategy, sampling):
+        raise Unsupported(reasons[0])
     # An accountant of this sampler knows best what is missing.
     near = [reason for reason in reasons if reason.startswith(f"sampling={sampling.name!r}")]
-    raise Unsupported(near[0] if near else f"sampling={sampling.name!r} has no accountant; choose another sampler")
+    reason = near[0] if near else f"sampling={sampling.name!r} with noise={strategy.name!r} has no accountant"
+    raise Unsupported(f"{reason}; {instead(strategy, sampling, supported)}")
+
+
+def supported(strategy: Strategy, sampling: Sampling) -> bool:
+    """Whether any accountant has a proof for the combination."""
+    return any(entry.build().reason(strategy, sampling) is None for entry in ACCOUNTANTS)
 
 
 def account(
@@ -202,4 +205,5 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_sigma",
     "resolve",
+    "supported",
 ]

@@ -45,10 +45,7 @@ class BallsInBinsConvolution(Accountant):
         if not isinstance(sampling, BallsInBins):
             return f"the 'convolution' accountant needs sampling='balls-in-bins', not {sampling.name!r}"
         if not strategy.is_identity:
-            return (
-                f"sampling='balls-in-bins' with noise={strategy.name!r}: no accountant yet for balls-in-bins with "
-                "correlated noise; use sampling='fixed-order', or noise='identity'"
-            )
+            return f"sampling='balls-in-bins' with noise={strategy.name!r}: the convolution is for independent noise"
         return None
 
     def released(self, query: Query) -> Query:

@@ -75,18 +75,12 @@ def reason(strategy: Strategy, sampling: Sampling, accountant: str) -> str | Non
     if isinstance(sampling, Poisson):
         if strategy.is_identity:
             return None
-        return (
-            f"{choice}: no accountant is known for Poisson sampling with correlated noise; use "
-            "sampling='balls-in-bins', 'fixed-order' or (banded noise) 'cyclic-poisson', or noise='identity'"
-        )
+        return f"{choice}: no accountant is known for Poisson sampling with correlated noise"
     if not isinstance(sampling, CyclicPoisson):
         return f"the {accountant!r} accountant needs sampling='poisson' or 'cyclic-poisson', not {sampling.name!r}"
     bands = bands_of(strategy)
     if bands is None:
-        return (
-            f"{choice}: cyclic Poisson sampling needs a C with bands; use a banded noise such as 'band-mf' or 'bsr', "
-            "or sampling='balls-in-bins' or 'fixed-order'"
-        )
+        return f"{choice}: cyclic Poisson sampling is accounted for a banded C, and this one has no bands"
     if bands > sampling.parts:
         return (
             f"{choice}: {bands} bands are more than the {sampling.parts} parts; use at least {bands} parts or at most "

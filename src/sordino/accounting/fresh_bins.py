@@ -28,7 +28,6 @@ import numpy as np
 from ..sampling import FreshBins, Sampling
 from ..strategies import Strategy
 from .balls_in_bins import LARGEST_S, LEAST_S, BinsCurve
-from .balls_in_bins import SMALLEST_DELTA as SMALLEST_BINS_DELTA
 from .base import Accountant, Curve, Query, Tail
 from .gaussian import GaussianCurve, gaussian_delta, gaussian_epsilon
 from .lognormals import add_deltas, jensen_add_delta, remove_deltas
@@ -39,6 +38,7 @@ from .tails import lost_mass
 FINE, COARSE = (0.006, 40), (0.02, 8)
 LARGEST_EPSILON_GRID = 20_000
 NEGLIGIBLE = 1e-12  # where the grid of ε may end
+SMALLEST_DELTA = 1e-10  # below, rounding decides: answer without amplification
 
 
 class FreshBinsPLD(Accountant):
@@ -54,8 +54,7 @@ class FreshBinsPLD(Accountant):
         if not strategy.is_identity:
             return (
                 f"sampling='balls-in-bins:fresh' with noise={strategy.name!r}: with bins drawn anew the steps of an "
-                "example are no longer b apart, and correlated noise has no accountant; use "
-                "sampling='balls-in-bins' or 'fixed-order', or noise='identity'"
+                "example are no longer b apart, and correlated noise has no accountant"
             )
         return None
 
@@ -114,16 +113,16 @@ class FreshCurve:
         without = gaussian_delta(epsilon, self._shift)
         if self.epochs == 1:
             return min(without, BinsCurve(self.bins, self.s).delta(epsilon))
-        if without <= SMALLEST_BINS_DELTA or not LEAST_S < self.s < LARGEST_S:
+        if without <= SMALLEST_DELTA or not LEAST_S < self.s < LARGEST_S:
             return without
         found = first_answer(lambda: FFT_ERROR + self._composed().get_delta_for_epsilon(epsilon), lambda: without)
-        return min(without, max(SMALLEST_BINS_DELTA, found))
+        return min(without, max(SMALLEST_DELTA, found))
 
     def epsilon(self, delta: float) -> float:
         without = gaussian_epsilon(delta, self._shift)
         if self.epochs == 1:
             return min(without, BinsCurve(self.bins, self.s).epsilon(delta))
-        if delta <= SMALLEST_BINS_DELTA or without in (0.0, math.inf) or not LEAST_S < self.s < LARGEST_S:
+        if delta <= SMALLEST_DELTA or without in (0.0, math.inf) or not LEAST_S < self.s < LARGEST_S:
             return without
         found = first_answer(lambda: self._composed().get_epsilon_for_delta(delta - FFT_ERROR), lambda: without)
         return min(without, max(0.0, found))

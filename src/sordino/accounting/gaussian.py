@@ -99,7 +99,7 @@ class FixedOrderGaussian(Accountant):
     def reason(self, strategy: Strategy, sampling: Sampling) -> str | None:
         if isinstance(sampling, FixedOrder):
             return None
-        return f"the analytic Gaussian accountant needs sampling='fixed-order', not {sampling.name!r}"
+        return f"the 'gaussian' accountant needs sampling='fixed-order', not {sampling.name!r}"
 
     def curve(self, query: Query) -> Curve:
         return GaussianCurve(self._shift(query))

@@ -26,6 +26,14 @@ Parameters = Annotated[
     typer.Option(help="Trainable parameters: the reach of the noise then counts in δ, and memory is told."),
 ]
 Accountant = Annotated[str, typer.Option(help="auto, or one by name.")]
+Momentum = Annotated[float, typer.Option(help="Momentum of SGD: the noise is summed with it.")]
+WeightDecay = Annotated[float, typer.Option(help="Weight decay, apart from the gradient; needs --learning-rate.")]
+LearningRate = Annotated[float | None, typer.Option(help="Learning rate, for --weight-decay.")]
+LearningRates = Annotated[
+    str | None,
+    typer.Option(help="How the learning rate moves: linear, cosine, cosine:0.1, or a file, a number a step."),
+]
+Objective = Annotated[str, typer.Option(help="What optimised noise minimises: rmse or max-se.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw a picture into this file (.png, .svg, .pdf).")]
 
 
@@ -63,6 +71,11 @@ def plan(
     ] = None,
     parameters: Parameters = None,
     accountant: Accountant = "auto",
+    momentum: Momentum = 0.0,
+    weight_decay: WeightDecay = 0.0,
+    learning_rate: LearningRate = None,
+    learning_rates: LearningRates = None,
+    objective: Objective = "rmse",
     picture: Picture = None,
     list_: Annotated[bool, typer.Option("--list", help="What there is to choose from.")] = False,
     as_json: Json = False,
@@ -75,10 +88,26 @@ def plan(
         return
     schedule = verb.schedule(examples=examples, batch_size=batch_size, epochs=epochs)
     budget = verb.budget(epsilon, delta)
+    from .workload import workload
+
+    summed = workload(momentum, weight_decay, learning_rate, learning_rates, schedule.steps)
     if noise is None:
-        verb.show_comparison(budget, schedule, sampling, parameters, picture, as_json)
+        from .comparison import show_comparison
+
+        show_comparison(budget, schedule, sampling, parameters, summed, objective, picture, as_json)
     else:
-        verb.show_plan(budget, schedule, noise, sampling or "poisson", parameters, accountant, picture, as_json)
+        verb.show_plan(
+            budget,
+            schedule,
+            noise,
+            sampling or "poisson",
+            parameters,
+            accountant,
+            summed,
+            objective,
+            picture,
+            as_json,
+        )
 
 
 @app.command()
@@ -95,6 +124,11 @@ def account(
     steps: Annotated[int | None, typer.Option(help="Only the first so many steps.")] = None,
     parameters: Parameters = None,
     accountant: Accountant = "auto",
+    momentum: Momentum = 0.0,
+    weight_decay: WeightDecay = 0.0,
+    learning_rate: LearningRate = None,
+    learning_rates: LearningRates = None,
+    objective: Objective = "rmse",
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
@@ -102,8 +136,22 @@ def account(
     from . import plan as verb
 
     schedule = verb.schedule(examples=examples, batch_size=batch_size, epochs=epochs)
+    from .workload import workload
+
+    summed = workload(momentum, weight_decay, learning_rate, learning_rates, schedule.steps)
     verb.show_account(
-        noise_multiplier, delta, schedule, noise, sampling, steps, parameters, accountant, picture, as_json
+        noise_multiplier,
+        delta,
+        schedule,
+        noise,
+        sampling,
+        steps,
+        parameters,
+        accountant,
+        summed,
+        objective,
+        picture,
+        as_json,
     )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SordinoError
 
 if TYPE_CHECKING:
+    from ..compare import Compared
     from ..plan import Plan
+    from ..strategies import Strategy
+    from ..strategies.problem import Objective
 
 
 def figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
@@ -48,17 +52,103 @@ def draw_plan(planned: Plan, curve: list[tuple[float, float]], path: Path) -> Pa
     return save(made, path)
 
 
-def draw_comparison(plans: list[Plan], path: Path) -> Path:
-    """The error of each combination, the smallest on top."""
-    made, axes = figure(7.5, 1.4 + 0.4 * len(plans))
-    samplings = sorted({p.sampling.name for p in plans})
-    for i, p in enumerate(reversed(plans)):
-        rmse = p.as_dict()["rmse"]
-        axes.barh(i, rmse, color=f"C{samplings.index(p.sampling.name)}")
-        axes.text(rmse, i, f" {rmse:.4g}", va="center")
-    axes.set_yticks(range(len(plans)), [f"{p.strategy.name}, {p.sampling.name}" for p in reversed(plans)])
-    axes.set(xlabel="RMSE of the running sum of the noise, in clip norms")
-    axes.margins(x=0.15)
-    if plans:
-        axes.set_title(f"ε = {plans[0].budget.epsilon:g}, δ = {plans[0].delta:g}, {plans[0].steps} steps")
+def draw_comparison(rows: Sequence[Compared], objective: Objective, path: Path) -> Path:
+    """How noise is taken back, error against bandwidth, and ε against δ."""
+    planned = [row for row in rows if row.plan is not None]
+    shown = _representatives(planned, objective)
+    made, (left, middle, right) = figure(15, 4.6, 3)
+    _draw_rows(left, shown)
+    _draw_errors(middle, planned, objective)
+    _draw_curves(right, shown)
+    if planned and planned[0].plan is not None:
+        p = planned[0].plan
+        made.suptitle(f"ε = {p.budget.epsilon:g}, δ = {p.delta:g}, {p.steps} steps, {p.schedule.epochs} epochs")
     return save(made, path)
+
+
+def _representatives(planned: Sequence[Compared], objective: Objective) -> list[Compared]:
+    """The best of each family of noise, at most six, independent noise among them."""
+    best: dict[str, Compared] = {}
+    for row in sorted(planned, key=lambda row: row.error(objective)):
+        best.setdefault(row.noise.partition(":")[0], row)
+    rows = list(best.values())
+    plain = [row for row in rows if row.plan is not None and row.plan.strategy.is_identity]
+    return [row for row in rows if row not in plain][: 6 - len(plain)] + plain
+
+
+def _label(row: Compared) -> str:
+    assert row.plan is not None
+    return f"{row.plan.strategy.name}, {row.plan.sampling.name}"
+
+
+def _draw_rows(axes: Any, shown: Sequence[Compared]) -> None:
+    """The last row of C⁻¹ by lag: what step T takes of the noise of the steps before."""
+    import numpy as np
+
+    for i, row in enumerate(shown):
+        assert row.plan is not None
+        c = last_row(row.plan.strategy, 64)
+        lag = np.flatnonzero(np.abs(c) > 1e-9)
+        lag = lag[lag > 0]
+        if lag.size:
+            marker = "o" if lag.size == 1 else "."
+            axes.loglog(lag, np.abs(c[lag]), marker=marker, ms=4, lw=1, color=f"C{i}", label=_label(row))
+        else:
+            axes.plot([], [], color=f"C{i}", label=f"{_label(row)} (none)")
+    axes.set(
+        xlabel="steps back", ylabel="|coefficient|, relative to the step's own", title="What is taken back: rows of C⁻¹"
+    )
+    axes.legend(fontsize=7, loc="lower left")
+
+
+def last_row(strategy: Strategy, lags: int) -> Any:
+    """``(C⁻¹)_{T−1, T−1−lag}``, lag = 0 … , over that of lag 0; a column of solve for each, a few at a time."""
+    import numpy as np
+
+    steps = strategy.steps
+    lags = min(lags, steps)
+    basis = np.zeros((steps, lags))
+    basis[steps - 1 - np.arange(lags), np.arange(lags)] = 1.0
+    row = strategy.solve(basis)[-1]
+    return row / row[0]
+
+
+def _draw_errors(axes: Any, planned: Sequence[Compared], objective: Objective) -> None:
+    """Error against how many rows or outputs a step reads; a family and sampler to a line."""
+    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row in planned:
+        assert row.plan is not None
+        width = 1 + row.cost.regenerated + row.cost.stored
+        drawn, _, how = row.plan.sampling.name.partition(":")
+        name = f"{drawn}:fresh" if how == "fresh" else drawn
+        lines.setdefault((row.noise.partition(":")[0], name), []).append((width, row.error(objective)))
+    samplers = sorted({sampler for _, sampler in lines})
+    families = list(dict.fromkeys(family for family, _ in lines))
+    styles: list[Any] = ["-", "--", ":", "-.", (0, (1, 1))]
+    for (family, sampler), points in lines.items():
+        x, y = zip(*sorted(points), strict=True)
+        colour = f"C{families.index(family) % 10}"
+        axes.plot(x, y, ls=styles[samplers.index(sampler) % 5], marker="o", ms=4, color=colour)
+    for family in families:
+        axes.plot([], [], color=f"C{families.index(family) % 10}", label=family)
+    for sampler in samplers:
+        axes.plot([], [], ls=styles[samplers.index(sampler) % 5], color="0.4", label=sampler)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which("{x:.3g}")
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    label = "RMSE" if objective == "rmse" else "largest error"
+    axes.set(xlabel="vectors of noise a step reads (bands, buffers)", ylabel=f"{label}, in clip norms", title="Error")
+    axes.legend(fontsize=7, ncols=2)
+
+
+def _draw_curves(axes: Any, shown: Sequence[Compared]) -> None:
+    for i, row in enumerate(shown):
+        assert row.plan is not None
+        curve = [(delta, epsilon) for delta, epsilon in row.plan.epsilon_curve() if math.isfinite(epsilon)]
+        if curve:
+            axes.semilogx(*zip(*curve, strict=True), marker=".", lw=1, color=f"C{i}", label=_label(row))
+    axes.set(xlabel="δ", ylabel="ε", title="All steps: ε(δ)")
+    if shown:
+        axes.legend(fontsize=7)

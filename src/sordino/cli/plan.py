@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..budget import Budget, Schedule, round_up, significant_up
+from ..cost import StepCost
 from ..errors import SordinoError
-from ..plan import Compared, Plan, compare, plan
+from ..plan import Plan, plan
 from .output import grid, out, to_json
 
 if TYPE_CHECKING:
     from ..registry import Registry
+    from ..strategies import Workload
 
 
 def schedule(**options: int | None) -> Schedule:
@@ -38,6 +40,8 @@ def show_plan(
     sampling: str,
     parameters: int | None,
     accountant: str,
+    workload: Workload,
+    objective: str,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -48,6 +52,8 @@ def show_plan(
         sampling=sampling,
         parameters=parameters,
         accountant=accountant,
+        workload=workload,
+        objective=objective,  # type: ignore[arg-type]  # looked at where it is used
     )
     _show(planned, planned.as_dict(), picture, as_json)
 
@@ -61,6 +67,8 @@ def show_account(
     steps: int | None,
     parameters: int | None,
     accountant: str,
+    workload: Workload,
+    objective: str,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -76,6 +84,8 @@ def show_account(
         delta=delta,
         parameters=parameters,
         accountant=accountant,
+        workload=workload,
+        objective=objective,  # type: ignore[arg-type]
     )
     result = planned.as_dict()
     if steps is not None:
@@ -86,8 +96,7 @@ def show_account(
 def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: bool) -> None:
     curve = planned.epsilon_curve()
     result["epsilon_curve"] = [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve]
-    if planned.parameters:
-        result["noise_bytes_stored"] = 4 * planned.parameters * planned.strategy.vectors_stored
+    result |= StepCost.of(planned.strategy).as_dict(planned.parameters)
     if picture is not None:
         from .picture import draw_plan
 
@@ -107,11 +116,16 @@ def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: 
         "steps": f"{result['steps']} ({result['epochs']} epochs of {result['steps_per_epoch']}), "
         f"an example at most {result['participations']} times, at least {result['separation']} steps apart",
         "sensitivity": f"{result['sensitivity']:.6g}",
-        "error of the prefix sum": f"RMSE {result['rmse']:.6g}, largest {result['max_se']:.6g}",
+        "error": f"RMSE {result['rmse']:.6g}, largest {result['max_se']:.6g}, of {_described(planned)}",
         "noise vectors": f"{result['noise_vectors_stored']} stored, {result['noise_vectors_regenerated']} drawn again",
     }
     if "steps_released" in result:
         rows["of these"] = f"the first {result['steps_released']} steps"
+    if "lambda_rmse" in result:
+        rows["best λ"] = f"{result['lambda_rmse']:g} for the RMSE, {result['lambda_max_se']:g} for the largest error"
+    for key in ("optimality", "residual"):
+        if key in result["certificate"]:
+            rows["optimality"] = f"within {result['certificate'][key]:.1e} of the optimum, relatively"
     if "noise_bytes_stored" in result:
         rows["memory for noise"] = f"{result['noise_bytes_stored'] / 2**20:.1f} MiB"
     if result["failure_probability"]:
@@ -124,59 +138,15 @@ def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: 
     out().print(f"\nAll {result['steps']} steps are (ε, δ)-private for every one of: {points or 'none'}.")
 
 
-def show_comparison(
-    budget: Budget,
-    schedule: Schedule,
-    sampling: str | None,
-    parameters: int | None,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
-    """Every noise with every sampling; what is not supported comes with its reason."""
-    rows = compare(
-        budget,
-        **dataclasses.asdict(schedule),
-        samplings=None if sampling is None else [sampling],
-        parameters=parameters,
-    )
-    rows.sort(key=lambda row: row.plan.as_dict()["rmse"] if row.plan else math.inf)
-    result: dict[str, Any] = {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        **dataclasses.asdict(schedule),
-        "plans": [row.as_dict() for row in rows],
-    }
-    if picture is not None:
-        from .picture import draw_comparison
-
-        result["picture"] = str(draw_comparison([row.plan for row in rows if row.plan], picture))
-    if as_json:
-        print(to_json(result))
-        return
-    _comparison_table(budget, rows)
-
-
-def _comparison_table(budget: Budget, rows: list[Compared]) -> None:
-    title = f"Noise that ε = {round_up(budget.epsilon)}, δ = {significant_up(budget.delta)} needs"
-    table = grid("noise", "sampling", "multiplier", "RMSE", "max", "stored", "redrawn", title=title)
-    for column in table.columns[2:]:
-        column.justify = "right"
-    reasons = []
-    for row in rows:
-        if row.plan is None:
-            reasons.append(f"{row.noise} with {row.sampling}: {row.reason}")
-            continue
-        it = row.plan.as_dict()
-        numbers = [f"{it[key]:.4g}" for key in ("noise_multiplier", "rmse", "max_se")]
-        vectors = [str(it["noise_vectors_stored"]), str(it["noise_vectors_regenerated"])]
-        table.add_row(it["noise"], it["sampling"], *numbers, *vectors)
-    out().print(table)
-    out().print(
-        "RMSE and max: the error of the running sum of the noise, in clip norms; less is better. "
-        "Stored, redrawn: noise vectors kept, or drawn again, at each step."
-    )
-    for reason in reasons:
-        out().print(f"Not here: {reason}")
+def _described(planned: Plan) -> str:
+    """The workload in words."""
+    w = planned.workload
+    if w.is_prefix_sum:
+        return "the prefix sum"
+    parts = [f"momentum {w.momentum:g}"] if w.momentum else []
+    parts += [f"weights shrunk by {w.shrink:.6g} a step"] if w.shrink != 1.0 else []
+    parts += ["a learning-rate schedule"] if w.learning_rates is not None else []
+    return "the sum with " + " and ".join(parts)
 
 
 def choices() -> dict[str, list[dict[str, Any]]]:

@@ -78,10 +78,7 @@ def parse_parts(argument: str, bands: int | None) -> int:
     """
     if argument == "":
         if bands is None:
-            raise Unsupported(
-                "sampling='cyclic-poisson' has as many parts as the noise has bands, and this noise has no bands; "
-                "write the number of parts, 'cyclic-poisson:16', or choose a banded noise such as 'band-mf:16'"
-            )
+            raise Unsupported("cyclic Poisson sampling has as many parts as C has bands, and this C has none")
         return bands
     try:
         return int(argument)

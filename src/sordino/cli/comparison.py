@@ -1,0 +1,136 @@
+"""``sordino plan`` without ``--noise``: every noise under one budget, and which one to take."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..budget import Budget, Schedule, round_up, significant_up
+from ..compare import Compared, Progress, compare, recommend
+from .output import err, grid, out, to_json
+
+if TYPE_CHECKING:
+    from ..strategies import Workload
+
+PATIENCE = 2.0  # seconds before a progress bar shows
+
+
+def show_comparison(
+    budget: Budget,
+    schedule: Schedule,
+    sampling: str | None,
+    parameters: int | None,
+    workload: Workload,
+    objective: str,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    with late_bar() as progress:
+        rows = compare(
+            budget,
+            **dataclasses.asdict(schedule),
+            samplings=None if sampling is None else [sampling],
+            parameters=parameters,
+            workload=workload,
+            objective=objective,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    chosen = recommend(rows, objective)  # type: ignore[arg-type]
+    result: dict[str, Any] = {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        **dataclasses.asdict(schedule),
+        "objective": objective,
+        "recommendation": None if chosen is None else dataclasses.asdict(chosen),
+        "plans": [row.as_dict() for row in rows],
+    }
+    if picture is not None:
+        from .picture import draw_comparison
+
+        result["picture"] = str(draw_comparison(rows, objective, picture))  # type: ignore[arg-type]
+    if as_json:
+        print(to_json(result))
+        return
+    out().print(_table(budget, rows, parameters))
+    model = "10M" if parameters is None else f"{parameters:,}"
+    out().print(
+        "RMSE and max: the error of the sum of the noise, in clip norms; less is better. Kept, redrawn: noise vectors "
+        f"each step needs. ms and MB: time and memory beyond independent noise, for {model} parameters. fixed-order is "
+        "about zeroing out an example, the others about adding or removing one."
+    )
+    if chosen is not None:
+        out().print(f"\nRecommended: --noise {chosen.noise} --sampling {chosen.sampling}. {chosen.reason}.")
+    for line in _missing(rows):
+        out().print(line)
+
+
+def _table(budget: Budget, rows: list[Compared], parameters: int | None) -> Any:
+    title = f"Noise that ε = {round_up(budget.epsilon)}, δ = {significant_up(budget.delta)} needs"
+    names = ("multiplier", "RMSE", "max", "kept", "redrawn", "ms CPU", "ms GPU", "MB")
+    table = grid("noise", "sampling", *names, title=title)
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in rows:
+        if row.plan is None:
+            continue
+        cost = {key.removesuffix("_per_10M"): value for key, value in row.cost.as_dict(parameters).items()}
+        table.add_row(
+            row.plan.strategy.name,
+            row.plan.sampling.name,
+            *(f"{value:.4g}" for value in (row.plan.noise_multiplier, row.plan.rmse, row.plan.max_se)),
+            str(row.cost.stored),
+            str(row.cost.regenerated),
+            f"{cost['extra_ms_cpu']:.3g}",
+            f"{cost['extra_ms_gpu']:.2g}",
+            f"{cost['noise_bytes_stored'] / 1e6:.3g}",
+        )
+    return table
+
+
+def _missing(rows: list[Compared]) -> Iterator[str]:
+    """One line for each sampler and reason, with the noises it holds for."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.plan is None and row.reason is not None:
+            why = row.reason.partition(": ")[2].partition("; ")[0] or row.reason
+            names = grouped.setdefault((row.sampling, why), [])
+            name = row.noise.partition(":")[0]
+            if name not in names:
+                names.append(name)
+    for (sampling, why), names in grouped.items():
+        yield f"Not with {sampling}: {', '.join(names)} ({why})"
+
+
+@contextmanager
+def late_bar() -> Iterator[Progress]:
+    """A progress bar on stderr (if that is a terminal), once it has taken `PATIENCE` seconds."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.completed}/{task.total}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=err(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    task = bar.add_task("", total=None)
+    start = time.monotonic()
+
+    def progress(done: int, total: int, what: str) -> None:
+        bar.update(task, completed=done, total=total, description=what)
+        if not bar.live.is_started and time.monotonic() - start > PATIENCE and not bar.disable:
+            bar.start()
+
+    try:
+        yield progress
+    finally:
+        bar.stop()

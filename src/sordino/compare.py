@@ -1,0 +1,177 @@
+"""Every noise under one budget: planned side by side, with what it costs, and which one to take.
+
+No private data is touched. What has no accountant comes with its reason, and is found out before anything is optimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .budget import Budget, Schedule
+from .cost import StepCost
+from .errors import Unsupported
+from .plan import Plan, plan
+from .registry import Entry
+from .sampling import SAMPLERS
+from .strategies import STRATEGIES, Workload
+from .strategies.problem import Objective
+
+BANDWIDTHS = (4, 16, 64)
+LAMBDAS = ("", "0.9", "0.95")  # "": the best one
+SMALL = 8  # a whole number up to this is not a bandwidth but what it is: a number of buffers
+WORTH = 0.05  # how much more error is a fair price for keeping less in memory
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One row: a plan, or the reason there is none."""
+
+    noise: str
+    sampling: str
+    plan: Plan | None
+    reason: str | None
+
+    @property
+    def cost(self) -> StepCost:
+        assert self.plan is not None
+        return StepCost.of(self.plan.strategy)
+
+    def error(self, objective: Objective) -> float:
+        assert self.plan is not None
+        return self.plan.rmse if objective == "rmse" else self.plan.max_se
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.plan is None:
+            return {"noise": self.noise, "sampling": self.sampling, "reason": self.reason}
+        return self.plan.as_dict() | self.cost.as_dict(self.plan.parameters) | {"reason": None}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    noise: str
+    sampling: str
+    reason: str
+
+
+def candidates(schedule: Schedule) -> list[str]:
+    """What is worth comparing: every noise with sensible arguments, bandwidths up to T and b.
+
+    >>> candidates(Schedule(examples=1000, batch_size=100, epochs=2))[:4]
+    ['identity', 'lambda-cgd', 'lambda-cgd:0.9', 'lambda-cgd:0.95']
+    """
+    return [text for entry in STRATEGIES for text in _spelled(entry, schedule)]
+
+
+def _spelled(entry: Entry[Any], schedule: Schedule) -> Iterator[str]:
+    usual = entry.argument
+    if not usual:
+        yield entry.name
+    elif usual.isdigit() and int(usual) > SMALL:
+        largest = min(schedule.steps, schedule.steps_per_epoch)
+        fitting = sorted({min(p, largest) for p in BANDWIDTHS})
+        yield from (f"{entry.name}:{p}" for p in fitting if p > 1)
+    elif usual.isdigit():
+        yield entry.spelled()
+    elif usual.replace(".", "", 1).isdigit():
+        yield from (f"{entry.name}:{lam}" if lam else entry.name for lam in LAMBDAS)
+    # Anything else has to be brought by the user: a file, say.
+
+
+def all_samplings() -> list[str]:
+    """Every sampler, and every kind of it that is a choice of its own."""
+    return [*SAMPLERS.names(), *(f"{e.name}:{e.optional}" for e in SAMPLERS if e.optional == "fresh")]
+
+
+def compare(
+    budget: Budget,
+    *,
+    examples: int,
+    batch_size: int,
+    epochs: int,
+    noises: Iterable[str] | None = None,
+    samplings: Iterable[str] | None = None,
+    parameters: int | None = None,
+    workload: Workload | None = None,
+    objective: Objective = "rmse",
+    progress: Progress | None = None,
+) -> list[Compared]:
+    """Every sampling × noise, planned under one budget; the least error first, what has none last."""
+    schedule = Schedule(examples=examples, batch_size=batch_size, epochs=epochs)
+    names = candidates(schedule) if noises is None else list(noises)
+    draws = list(all_samplings() if samplings is None else samplings)
+    pairs = [(sampling, noise) for sampling in draws for noise in names]
+    rows: dict[tuple[str, str, str], Compared] = {}
+    for done, (sampling, noise) in enumerate(pairs):
+        if progress is not None:
+            progress(done, len(pairs), f"{noise}, {sampling}")
+        try:
+            planned = plan(
+                budget,
+                examples=examples,
+                batch_size=batch_size,
+                epochs=epochs,
+                noise=noise,
+                sampling=sampling,
+                parameters=parameters,
+                workload=workload,
+                objective=objective,
+            )
+            row = Compared(noise, sampling, planned, None)
+            drawn = "poisson" if planned.sampling.name == "cyclic-poisson:1" else planned.sampling.name
+            key = (planned.strategy.name, drawn, "")
+        except Unsupported as error:
+            row, key = Compared(noise, sampling, None, str(error)), (noise, sampling, "none")
+        rows.setdefault(key, row)  # the best λ may be one that is listed anyway; one part is Poisson
+    if progress is not None:
+        progress(len(pairs), len(pairs), "")
+    return sorted(rows.values(), key=lambda row: (row.plan is None, row.plan and row.error(objective)))
+
+
+def recommend(rows: Iterable[Compared], objective: Objective = "rmse") -> Recommendation | None:
+    """The least error, unless something within 5 % of it keeps fewer vectors in memory; then that, and the trade."""
+    planned = [row for row in rows if row.plan is not None]
+    if not planned:
+        return None
+    best = min(planned, key=lambda row: row.error(objective))
+    least = best.error(objective)
+    near = [row for row in planned if row.error(objective) <= (1.0 + WORTH) * least]
+    chosen = min(near, key=lambda row: (row.cost.stored, row.cost.regenerated, row.error(objective)))
+    label = "RMSE" if objective == "rmse" else "largest error"
+    text = f"{label} {chosen.error(objective):.4g}"
+    if chosen is best:
+        text += ", the least of all"
+        light = [row for row in planned if row.cost.stored == 0]
+        if best.cost.stored and light:
+            other = min(light, key=lambda row: row.error(objective))
+            more = other.error(objective) / least - 1.0
+            text += (
+                f"; it keeps {_vectors(best.cost.stored)}, and {_named(other)}, the best that keeps none, has "
+                f"{more:.0%} more error"
+            )
+    else:
+        more = chosen.error(objective) / least - 1.0
+        saved = (
+            f"keeps {_vectors(chosen.cost.stored)} where that keeps {best.cost.stored}"
+            if chosen.cost.stored < best.cost.stored
+            else f"draws {_vectors(chosen.cost.regenerated)} again where that draws {best.cost.regenerated}"
+        )
+        text += f", {more:.1%} above the least ({_named(best)}, {least:.4g}), and {saved}"
+    plain = [row for row in planned if row.plan is not None and row.plan.strategy.is_identity]
+    if plain and not (chosen.plan is not None and chosen.plan.strategy.is_identity):
+        dp_sgd = min(plain, key=lambda row: row.error(objective))
+        text += f"; independent noise at its best ({dp_sgd.sampling}) has {dp_sgd.error(objective):.4g}"
+    assert chosen.plan is not None
+    return Recommendation(chosen.plan.strategy.name, chosen.plan.sampling.name, text)
+
+
+def _named(row: Compared) -> str:
+    assert row.plan is not None
+    return f"{row.plan.strategy.name} with {row.plan.sampling.name}"
+
+
+def _vectors(count: int) -> str:
+    return {0: "no vector", 1: "1 vector"}.get(count, f"{count} vectors")

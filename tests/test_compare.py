@@ -1,0 +1,102 @@
+"""Every noise side by side: what is listed, what it costs, and what is recommended."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sordino import Budget
+from sordino.accounting import supported
+from sordino.budget import Schedule
+from sordino.compare import Compared, all_samplings, candidates, compare, recommend
+from sordino.cost import CPU, GPU, StepCost
+from sordino.strategies import STRATEGIES
+
+RUN = {"examples": 3000, "batch_size": 100, "epochs": 2}
+BUDGET = Budget(8, 1e-6)
+
+
+def test_candidates_are_capped_and_name_every_family() -> None:
+    names = candidates(Schedule(**RUN))  # E = 30, T = 60
+    assert {name.partition(":")[0] for name in names} >= {"identity", "lambda-cgd", "bisr", "bsr", "band-mf"}
+    assert {n for n in names if n.startswith("bsr")} == {"bsr:4", "bsr:16", "bsr:30"}
+    assert {n for n in names if n.startswith("lambda-cgd:")} == {"lambda-cgd:0.9", "lambda-cgd:0.95"}
+    assert "lambda-cgd" in names and len(set(names)) == len(names)
+    assert not [n for n in candidates(Schedule(100, 100, 5)) if n.startswith("bsr")]  # one batch an epoch: no room
+    full = candidates(Schedule(50_000, 128, 10))
+    assert {n for n in full if n.startswith("bsr")} == {"bsr:4", "bsr:16", "bsr:64"}
+    for entry in STRATEGIES:
+        assert any(n.partition(":")[0] == entry.name for n in full) or not entry.argument.replace(".", "").isdigit()
+
+
+def test_every_sampling_and_noise_is_there_or_has_its_reason() -> None:
+    seen: list[tuple[int, int, str]] = []
+    noises = ["identity", "lambda-cgd:0.9", "lambda-cgd", "bsr:4", "bisr:4"]
+    samplings = ["poisson", "cyclic-poisson", "fixed-order", "balls-in-bins:fresh"]
+    rows = compare(BUDGET, **RUN, noises=noises, samplings=samplings, progress=lambda *now: seen.append(now))
+    assert [done for done, _, _ in seen] == list(range(21)) and {total for _, total, _ in seen} == {20}
+    assert {(r.noise, r.sampling) for r in rows} | {("identity", "cyclic-poisson")} == {
+        (noise, sampling) for noise in noises for sampling in samplings
+    }
+    for row in rows:
+        assert (row.plan is None) == (row.reason is not None)
+        if row.plan is not None:
+            assert supported(row.plan.strategy, row.plan.sampling)
+            d = json.loads(json.dumps(row.as_dict(), allow_nan=False))
+            assert d["reason"] is None and d["delta"] == 1e-6 and d["steps"] == 60
+            assert d["noise_vectors_stored"] == (3 if row.noise == "bsr:4" else 0)
+            assert {"extra_ms_cpu_per_10M", "noise_bytes_stored_per_10M"} <= d.keys()
+        else:
+            assert row.noise in str(row.reason) and row.sampling in str(row.reason) and "\n" not in str(row.reason)
+            assert row.as_dict() == {"noise": row.noise, "sampling": row.sampling, "reason": row.reason}
+    errors = [row.plan.rmse for row in rows if row.plan is not None]
+    assert errors == sorted(errors) and all(row.plan is None for row in rows[len(errors) :])
+    by_max = compare(BUDGET, **RUN, noises=noises, samplings=["fixed-order"], objective="max-se")
+    worst = [row.plan.max_se for row in by_max if row.plan is not None]
+    assert worst == sorted(worst) and len(worst) == 5
+
+
+def test_without_a_choice_every_sampler_is_there() -> None:
+    assert all_samplings() == ["poisson", "cyclic-poisson", "fixed-order", "balls-in-bins", "balls-in-bins:fresh"]
+
+
+def row(noise: str, rmse: float, stored: int = 0, regenerated: int = 0, identity: bool = False) -> Compared:
+    strategy = SimpleNamespace(name=noise, vectors_stored=stored, vectors_regenerated=regenerated, is_identity=identity)
+    planned: Any = SimpleNamespace(strategy=strategy, sampling=SimpleNamespace(name="s"), rmse=rmse, max_se=2 * rmse)
+    return Compared(noise, "s", planned, None)
+
+
+def test_the_recommendation_weighs_error_against_memory_and_says_so() -> None:
+    plain = row("identity", 40.0, identity=True)
+    heavy, light = row("band-mf:64", 10.0, stored=63), row("band-inv-mf:64", 10.3, regenerated=63)
+    lighter = row("band-inv-mf:16", 10.4, regenerated=15)
+    missing = Compared("x", "s", None, "no")
+    found = recommend([heavy, light, lighter, plain, missing])
+    assert found is not None and found.noise == "band-inv-mf:16" and found.sampling == "s"
+    assert "4.0% above the least (band-mf:64 with s, 10)" in found.reason
+    assert "keeps no vector where that keeps 63" in found.reason
+    assert "independent noise at its best (s) has 40" in found.reason
+    only = recommend([heavy, row("lambda-cgd:0.9", 12.0, regenerated=1), plain])
+    assert only is not None and only.noise == "band-mf:64" and "the least of all" in only.reason
+    assert "keeps 63 vectors" in only.reason and "lambda-cgd:0.9 with s" in only.reason and "20% more" in only.reason
+    same = recommend([light, lighter, plain])
+    assert (
+        same is not None
+        and same.noise == "band-inv-mf:16"
+        and "draws 15 vectors again where that draws 63" in same.reason
+    )
+    alone = recommend([plain, missing], "max-se")
+    assert alone is not None and alone.noise == "identity" and "largest error 80" in alone.reason
+    assert recommend([missing]) is None
+
+
+def test_cost_grows_with_what_is_read_and_kept() -> None:
+    none, one, many, kept = StepCost(0, 0), StepCost(1, 0), StepCost(15, 0), StepCost(0, 15)
+    for device in (CPU, GPU):
+        assert none.extra(device) == 0.0 < one.extra(device) < kept.extra(device) < many.extra(device)
+    assert kept.as_dict(10_000_000)["noise_bytes_stored"] == 600_000_000
+    assert many.as_dict(None)["extra_ms_cpu_per_10M"] == pytest.approx(15 * CPU.replay * 10)
+    assert many.as_dict(1000)["noise_bytes_stored"] == 0
