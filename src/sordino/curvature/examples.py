@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..errors import SordinoError
 from ..noise.keys import Keys
 
 if TYPE_CHECKING:
@@ -107,9 +106,3 @@ def model_output(model: nn.Module, data: Any) -> Tensor | None:
         return None
     out = getattr(out, "logits", out)
     return out if isinstance(out, Tensor) else None
-
-
-def whole_model(model: Any) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise SordinoError(f"model is a {type(model).__name__}, not a torch.nn.Module")
-    return model

@@ -82,7 +82,7 @@ class HessianOperator(Operator):
         columns = [self._split(v.to(self.dtype).contiguous()) for v in V.unbind(1)]
         sums = [self._split(row) for row in out]
         total = len(self.examples.sizes)
-        with self._in_place():
+        with self.in_place():
             for index in range(total):
                 graph, kept = self._graph(index)
                 for j, (column, sum_) in enumerate(zip(columns, sums, strict=True)):
@@ -97,7 +97,7 @@ class HessianOperator(Operator):
         """The gradient of the mean loss."""
         out = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         parts = self._split(out)
-        with self._in_place():
+        with self.in_place():
             for index in range(len(self.examples.sizes)):
                 for part, g in zip(parts, self._graph(index)[0], strict=True):
                     part += g.detach()
@@ -105,7 +105,7 @@ class HessianOperator(Operator):
 
     def loss(self) -> float:
         """The mean loss."""
-        with self._in_place(), torch.no_grad():
+        with self.in_place(), torch.no_grad():
             return sum(float(self._mean_loss(i, check=False)) for i in range(len(self.examples.sizes)))
 
     @property
@@ -129,7 +129,8 @@ class HessianOperator(Operator):
             torch._foreach_add_([s for s, _ in some], [f for _, f in some])
 
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
+    def in_place(self) -> Iterator[None]:
+        """The model as the loss is computed with it: these weights, no dropout."""
         with self.weights, still(self.model, self.device), exactly(self.device), torch.enable_grad():
             yield
 
