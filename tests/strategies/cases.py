@@ -20,10 +20,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bsr": ("1", "2", "5", "1000"),
     "band-inv-mf": ("1", "2", "4", "1000"),
     "band-mf": ("1", "2", "4", "1000"),
+    "band-mf-general": ("1", "2", "4"),
     "diagonal": ("",),
     "dense": ("PATH",),
 }
-BANDWIDTHS = {"bisr", "bsr", "band-inv-mf", "band-mf"}  # the argument is a number of bands, cut to the number of steps
+# Here the argument is a number of bands, cut to the number of steps.
+BANDWIDTHS = {"bisr", "bsr", "band-inv-mf", "band-mf", "band-mf-general"}
 SPELLED = [f"{name}:{argument}".rstrip(":") for name, arguments in EXAMPLES.items() for argument in arguments]
 
 
@@ -44,5 +46,6 @@ def build(spelled: str, steps: int, problem: Problem | None = None) -> Strategy:
     if name == "dense":
         return make_strategy("dense", problem or steps, {"matrix": brought(steps)})
     if name in BANDWIDTHS:
-        spelled = f"{name}:{min(int(argument), steps)}"
+        most = participation(steps).separation if name == "band-mf-general" and problem is None else steps
+        spelled = f"{name}:{min(int(argument), most)}"
     return make_strategy(spelled, problem or Problem(steps, participation=participation(steps)))

@@ -14,6 +14,7 @@ from ..errors import SordinoError
 from ..registry import Entry, Registry
 from .band_inv_mf import band_inv_mf
 from .band_mf import band_mf
+from .band_mf_general import band_mf_general
 from .base import Recurrence, Strategy
 from .best_lambda import lambda_cgd, normalized_lambda_cgd
 from .bisr import bisr
@@ -93,6 +94,16 @@ STRATEGIES.add(
         band_mf,
         "a banded Toeplitz matrix, its coefficients optimised: past outputs are kept",
         paper="McKenna 2025, Scaling up the Banded Matrix Factorization Mechanism",
+        argument="16",
+        capabilities={"regenerates": False, "identity": False, "bands": "argument"},
+    )
+)
+STRATEGIES.add(
+    Entry(
+        "band-mf-general",
+        band_mf_general,
+        "a banded matrix with unit columns, all its entries optimised: past outputs are kept",
+        paper="Choquette-Choo et al. 2023, (Amplified) Banded Matrix Factorization",
         argument="16",
         capabilities={"regenerates": False, "identity": False, "bands": "argument"},
     )

@@ -36,8 +36,7 @@ class Errors:
         self.sums = Sums(self.layout, filtered)
         self.power = power
         self.ridge = self.layout.rows(np.broadcast_to(np.asarray(ridge, dtype=np.float64), steps))
-        weighted = power != 1.0 or self.layout.pad > 0  # the padding in front costs nothing
-        self.costs = None if weighted and power != 1.0 else self.sums.costs(None, self.ridge)
+        self.costs = self.sums.costs(None, self.ridge) if power == 1.0 else None
 
     def __call__(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
         forward = Covariances(self.layout, self.sums, columns)
@@ -45,13 +44,28 @@ class Errors:
             value = float(np.einsum("kij,kij->", self.costs, forward.summed))
             return value, curvature(forward, self.costs)[0]
         errors = forward.errors()
-        largest = float(errors.max())
-        scaled = errors / largest
-        norm = float(np.power(scaled, self.power).sum()) ** (1.0 / self.power)
-        weights = np.power(scaled / norm, self.power - 1.0)  # of e_t in the derivative
+        norm, weights = self._norm(errors)
         costs = self.sums.costs(self.layout.rows(weights), self.ridge)
-        value = largest * norm + float(self.ridge.reshape(-1)[self.layout.pad :] @ forward.noise())
-        return value, curvature(forward, costs)[0]
+        return norm + self._noise(forward), curvature(forward, costs)[0]
+
+    def largest(self, columns: np.ndarray) -> tuple[float, float]:
+        """``max_t e_t`` with its ridge, and a factor that makes of a lower bound of f one of the least such maximum.
+
+        The norm is ``Σ_t w_t e_t`` with weights that depend on C; fixed, they bound it from below for every other C,
+        and ``max e ≥ Σ w e / Σ w``, where Σ w ≥ 1.
+        """
+        forward = Covariances(self.layout, self.sums, columns)
+        errors = forward.errors()
+        return float(errors.max()) + self._noise(forward), 1.0 / float(self._norm(errors)[1].sum())
+
+    def _norm(self, errors: np.ndarray) -> tuple[float, np.ndarray]:
+        """‖e‖_q, and its derivative."""
+        largest = float(errors.max())
+        norm = float(np.power(errors / largest, self.power).sum()) ** (1.0 / self.power)
+        return largest * norm, np.power(errors / (largest * norm), self.power - 1.0)
+
+    def _noise(self, forward: Covariances) -> float:
+        return float(self.ridge.reshape(-1)[self.layout.pad :] @ forward.noise())
 
 
 class LowRank:
