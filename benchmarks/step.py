@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,9 +193,13 @@ def ours(noise: str) -> Callable[[Case, nn.Module, tuple[Tensor, ...]], Callable
         waiting: list[Any] = []
 
         def ready() -> None:
-            """The next batch, fetched outside the timing: the plain step's lies there already too."""
-            waiting[:] = [private._batch(private.step, np.arange(n))]
-            assert waiting[0].data is not None
+            """The next batch, whole and there already, as the plain step's is."""
+            batch = private._batch(private.step, np.arange(n))
+            batch._fetch = lambda positions, place: data if len(positions) == n else taken(positions)
+            waiting[:] = [batch]
+
+        def taken(positions: Sequence[int]) -> tuple[Tensor, ...]:
+            return tuple(t[torch.as_tensor(np.asarray(positions), device=t.device)] for t in data)
 
         def losses(*inputs: Tensor) -> Tensor:
             return case.losses(model, inputs)

@@ -281,21 +281,23 @@ def losses_only(touch: Callable[[Tensor], None] | None = None) -> Iterator[None]
 
 def refuse_raw_gradients(parameters: Mapping[str, Tensor]) -> None:
     """After `losses`: a gradient that was not there before is the raw one, of a backward inside `losses`."""
-    for name, p in parameters.items():
-        if p.grad is not None:
-            for q in parameters.values():
-                q.grad = None
+    with torch._C.DisableTorchFunction():  # the recorder need not look at every access
+        left = [name for name, p in parameters.items() if p.grad is not None]
+        if left:
+            for p in parameters.values():
+                p.grad = None
             raise PrivacyError(
-                f"losses left a gradient in parameter {name!r}; p.grad may hold nothing but the private gradient: "
+                f"losses left a gradient in parameter {left[0]!r}; p.grad may hold nothing but the private gradient: "
                 "return the losses, one per example, and write nothing there"
             )
 
 
 def refuse_hooks(parameters: Mapping[str, Tensor]) -> None:
     """A hook on a parameter would see, or change, gradients that are not private."""
-    for name, p in parameters.items():
-        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            raise PrivacyError(
-                f"parameter {name!r} carries a gradient hook, which could see raw gradients; take "
-                "it off, and work on p.grad after private.backward"
-            )
+    with torch._C.DisableTorchFunction():
+        for name, p in parameters.items():
+            if p._backward_hooks or p._post_accumulate_grad_hooks:
+                raise PrivacyError(
+                    f"parameter {name!r} carries a gradient hook, which could see raw gradients; take "
+                    "it off, and work on p.grad after private.backward"
+                )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..gradients.derived import Derived
-from ..gradients.uses import PerExample, Rows, Use, add
+from ..gradients.uses import PerExample, Rows, Use, Weights, add
 from .norms import squares
 
 if TYPE_CHECKING:
@@ -179,24 +179,34 @@ class Meter:
         for parameter in self.recorder.parameters_below(tensor):
             self._append(self.recorder.names[id(parameter)], Derived(uses, tensor, parameter))
 
+    def _forms(self, weights: dict[str, Tensor], keep: Tensor | None) -> dict[str, Weights]:
+        """The weights of each parameter as sums take them; mostly one object for all."""
+        made: dict[int, Weights] = {}
+        for w in weights.values():
+            if id(w) not in made:
+                true = w if self.scale == 1.0 else w / self.scale
+                made[id(w)] = Weights(true if keep is None else true[keep])
+        return {name: made[id(w)] for name, w in weights.items()}
+
     def sums(self, weights: dict[str, Tensor], keep: Tensor | None) -> dict[str, Tensor]:
-        """Σ_i weights_i ĝ_i by parameter; `keep` marks the finite examples if some are not."""
-        out = {}
-        for name, uses in self.uses.items():
+        """Σ_i weights_i ĝ_i by parameter; `keep` marks the finite examples if some are not.
+
+        The last layers go first: early ones hold the data, which is there anyway, so that theirs frees less memory.
+        """
+        out, forms = {}, self._forms(weights, keep)
+        for name in reversed(self.uses):
+            uses, self.uses[name] = self.uses[name], []
             if not uses:
                 continue
-            w = weights[name] / self.scale if self.scale != 1.0 else weights[name]
             if keep is not None:
-                w, uses = w[keep], [use.select(keep) for use in uses]
-            total = uses[0].weighted_sum(w)
+                uses = [use.select(keep) for use in uses]
+            total = uses[0].weighted_sum(forms[name])
             for use in uses[1:]:
-                total = total + use.weighted_sum(w)
+                total = total + use.weighted_sum(forms[name])
             out[name] = self.geometry.into(name, total)
-            self.uses[name] = []
         if self.side_by_side is not None:
-            w = weights[JOINT] / self.scale if self.scale != 1.0 else weights[JOINT]
             rows = PerExample(self.side_by_side) if keep is None else PerExample(self.side_by_side[keep])
-            total = rows.weighted_sum(w if keep is None else w[keep])
+            total = rows.weighted_sum(forms[JOINT])
             shapes = [self.recorder.parameters[name].shape for name in self.small]
             parts = total.split([shape.numel() for shape in shapes])
             out.update({n: part.view(shape) for n, part, shape in zip(self.small, parts, shapes, strict=True)})

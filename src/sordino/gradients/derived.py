@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
-from .uses import PerExample, Use, add, exact
+from .uses import PerExample, Use, Weights, add, exact
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Derived(Use):
                 pass  # an operation without a batching rule
         return torch.stack([self._pull(each, batched=False) for each in total])
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         if torch.finfo(self.derived.dtype).bits < 32:  # a sum rounded to half precision would not be bounded
             step = max(1, 2**24 // self.numbers())
             parts = (PerExample(self.per_example(lo, min(self.n, lo + step))) for lo in range(0, self.n, step))
@@ -94,9 +94,9 @@ class OwnRows(Use):
         out[torch.arange(hi - lo, device=out.device), self.rows[lo:hi]] = self.grad[lo:hi]
         return self.layout.back_many(out)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         out = self.grad.new_zeros(self.total, *self.grad.shape[1:])
-        out[self.rows] = self.grad * weights.to(self.grad.dtype).reshape(-1, *[1] * (self.grad.dim() - 1))
+        out[self.rows] = self.grad * weights.plain(self.grad.dtype).reshape(-1, *[1] * (self.grad.dim() - 1))
         return self.layout.back(out)
 
     def select(self, keep: Tensor) -> OwnRows:

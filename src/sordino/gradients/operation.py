@@ -23,7 +23,9 @@ class Tap(torch.autograd.Function):
         ctx.operation = operation
         ctx.save_for_backward(*saved)
         if isinstance(out, Tensor):
-            return _owned(out, inputs) if out._is_view() else out
+            if not out._is_view():
+                return out
+            return _unsafe_view(out, out.shape) if operation.fresh and out.is_contiguous() else _owned(out, inputs)
         return tuple(_owned(o, inputs) if o._is_view() else o for o in out)
 
     @staticmethod
@@ -42,7 +44,10 @@ def _owned(out: Tensor, inputs: Iterable[Tensor]) -> Tensor:
     """`out`, which a kernel returned as a view of its result, as a tensor that may be written to."""
     if any(out.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
         return out.clone()
-    return torch.ops.aten._unsafe_view(out, out.shape) if out.is_contiguous() else out.clone()
+    return _unsafe_view(out, out.shape) if out.is_contiguous() else out.clone()
+
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 class Operation:
@@ -55,10 +60,12 @@ class Operation:
     """
 
     name: str
+    fresh = False  # whether the result never lies in the memory of an input
 
-    def __init__(self, recorder: Recorder, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, recorder: Recorder, tensors: Iterable[Tensor | None]) -> None:
+        """`tensors` may be parameters."""
         self.recorder = recorder
-        self.key = recorder.next_key(self.name, parameters)
+        self.key = recorder.next_key(self.name, tuple(tensors))
 
     def forward(self, *inputs: Any, **never: Any) -> tuple[Any, tuple[Tensor | None, ...]]:
         """The result, and what the backward needs saved."""

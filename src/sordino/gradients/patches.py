@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .precision import shortened, tf32_convolutions
-from .uses import Use, exact
+from .uses import Use, Weights, exact
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,11 @@ class Patches(Use):
         work = self.positions * self.spec.weight.numel() // self.spec.groups
         return self.g.device.type == "cpu" and work >= ENOUGH
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         m = self.g.shape[0] // self.n
         x, g = exact(self.x), exact(self.g)
-        rows = shortened(weights, tf32_convolutions()).to(g.dtype).repeat_interleave(m)
+        rows = weights.convolutions(g.dtype)
+        rows = rows if m == 1 else rows.repeat_interleave(m)
         scale = rows.reshape(-1, *[1] * (g.dim() - 1))
         if x.numel() < g.numel():
             x = x * scale

@@ -54,6 +54,9 @@ METADATA = frozenset(
 )  # fmt: skip
 
 
+UNRECORDED = METADATA | TRANSPARENT
+
+
 class Marks:
     """A set of tensors by identity that keeps none of them alive."""
 
@@ -91,6 +94,10 @@ class Recorder(TorchFunctionMode):
                 )
         self.parameters = parameters
         self.names = {id(p): name for name, p in parameters.items()}
+        self.labels: dict[tuple[Any, ...], tuple[str, str]] = {}  # what uses of parameters are called
+        from .rules import run
+
+        self.run = run
         self.layouts = Layouts()
         self.choices: dict[Key, Any] = {}  # how the generic rule takes an operation apart (rules/fallback.py)
         self.device = next(iter(parameters.values())).device
@@ -182,8 +189,15 @@ class Recorder(TorchFunctionMode):
             todo.extend(next_node for next_node, _ in node.next_functions)
         return sorted(found.values(), key=lambda p: self.names[id(p)])
 
-    def next_key(self, operation: str, tensors: Iterable[Tensor]) -> Key:
-        use = (operation, ",".join([self.name_of(t) for t in tensors]))
+    def next_key(self, operation: str, tensors: tuple[Tensor | None, ...]) -> Key:
+        """The name of a use of those tensors that are parameters."""
+        ids = (operation, *map(id, tensors))
+        use = self.labels.get(ids)
+        if use is None:
+            trained = [t for t in tensors if t is not None and self.is_parameter(t)]
+            use = (operation, ",".join([self.name_of(t) for t in trained]))
+            if all(t is None or id(t) in self.names for t in tensors):  # these live as long as this object
+                self.labels[ids] = use
         count = self.seen.get(use, 0)
         self.seen[use] = count + 1
         key = (*use, count)
@@ -208,11 +222,10 @@ class Recorder(TorchFunctionMode):
     # -- operations ---------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in METADATA:
-            return func(*args, **(kwargs or {}))
-        if func in TRANSPARENT:
-            self._refuse_weights(func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+        if func in UNRECORDED:
+            if func in TRANSPARENT:
+                self._refuse_weights(func, args, kwargs or {})
+            return func(*args, **kwargs) if kwargs else func(*args)
         names, derived, marks, foreign = self.names, self.derived, self.batched.refs, self.foreign.refs
         parameters = batched = False
         for leaf in args if not kwargs else (*args, *kwargs.values()):
@@ -232,12 +245,11 @@ class Recorder(TorchFunctionMode):
                     elif id(inner) in names or id(inner) in derived:
                         parameters = True
         if parameters and torch.is_grad_enabled():
-            from . import rules
-
-            return rules.run(self, func, args, kwargs or {}, batched)
+            return self.run(self, func, args, kwargs or {}, batched)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if batched:
-            self._follow(func, args, kwargs, out)
+            if func in ragged.WATCHED or not isinstance(out, Tensor) or not out.requires_grad:
+                self._follow(func, args, kwargs, out)
         elif not parameters:
             for leaf in _tensors(out):
                 if leaf.requires_grad:

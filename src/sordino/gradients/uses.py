@@ -12,19 +12,46 @@ Everything here is float32 (float64 for float64 models), whatever the model comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .precision import full_precision, shortened, tf32_products
+from .precision import full_precision, shortened, tf32_convolutions, tf32_products
 
 
 def exact(tensor: Tensor) -> Tensor:
     """float64 (and complex) stays, everything else becomes float32."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+class Weights:
+    """The examples' weights, (n,), in the forms that sums take: each is made once for all parameters."""
+
+    def __init__(self, exact: Tensor) -> None:
+        self.exact = exact
+        self._made: dict[Any, Tensor] = {}
+
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        return self.exact if self.exact.dtype == dtype else self._of(("plain", dtype), lambda: self.exact.to(dtype))
+
+    def products(self, dtype: torch.dtype) -> Tensor:
+        """(n, 1, 1), for a matrix product that may round its factors."""
+        return self._of(("products", dtype), lambda: shortened(self.exact, tf32_products()).to(dtype)[:, None, None])
+
+    def convolutions(self, dtype: torch.dtype) -> Tensor:
+        return self._of(("convolutions", dtype), lambda: shortened(self.exact, tf32_convolutions()).to(dtype))
+
+    def _of(self, form: Any, make: Callable[[], Tensor]) -> Tensor:
+        found = self._made.get(form)
+        if found is None:
+            found = self._made[form] = make()
+        return found
+
+    def split(self, size: int) -> list[Weights]:
+        return [Weights(part) for part in self.exact.split(size)]
 
 
 class Use:
@@ -39,7 +66,7 @@ class Use:
         """grad_i for lo ≤ i < hi: (hi − lo, *shape)."""
         raise NotImplementedError
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         """Σ_i weights_i · grad_i. Rows of weight 0 must hold finite numbers: see `select`."""
         raise NotImplementedError
 
@@ -77,10 +104,10 @@ class PerExample(Use):
     def per_example(self, lo: int, hi: int) -> Tensor:
         return self.grad[lo:hi]
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         flat = self.grad.reshape(self.n, -1)
         with full_precision(flat.device):  # the norms were those of these very numbers
-            return (weights.to(flat.dtype) @ flat).reshape(self.grad.shape[1:])
+            return (weights.plain(flat.dtype) @ flat).reshape(self.grad.shape[1:])
 
     def select(self, keep: Tensor) -> PerExample:
         return PerExample(self.grad[keep])
@@ -109,12 +136,12 @@ class Factors(Use):
     def per_example(self, lo: int, hi: int) -> Tensor:
         return torch.bmm(exact(self.left[lo:hi]).transpose(1, 2), exact(self.right[lo:hi]))
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         left, right = exact(self.left), exact(self.right)
-        scale = shortened(weights, tf32_products()).to(left.dtype)[:, None, None]
+        p, q, scale = left.shape[2], right.shape[2], weights.products(left.dtype)
         # the smaller factor carries the weights
-        left, right = (left * scale, right) if left.shape[2] <= right.shape[2] else (left, right * scale)
-        return left.reshape(-1, left.shape[2]).T @ right.reshape(-1, right.shape[2])
+        left, right = (left * scale, right) if p <= q else (left, right * scale)
+        return left.reshape(-1, p).t() @ right.reshape(-1, q)
 
     def select(self, keep: Tensor) -> Factors:
         return Factors(self.left[keep], self.right[keep])
@@ -149,11 +176,11 @@ class Rows(Use):
         index = index.clamp(min=0)[:, :, None].expand_as(right)
         return out.scatter_add_(1, index, torch.where(used, right, 0.0))
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Weights) -> Tensor:
         right = exact(self.right)
-        weights = weights.to(right.dtype)[:, None] * (self.index >= 0)
+        scale = weights.plain(right.dtype)[:, None] * (self.index >= 0)
         out = right.new_zeros(self.size, right.shape[2])
-        scaled = (right * weights[:, :, None]).reshape(-1, right.shape[2])
+        scaled = (right * scale[:, :, None]).reshape(-1, right.shape[2])
         return out.index_add_(0, self.index.clamp(min=0).reshape(-1), scaled)
 
     def select(self, keep: Tensor) -> Rows:

@@ -36,15 +36,21 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 
 def run(recorder: Recorder, func: Any, args: tuple, kwargs: dict, batched: bool) -> Any:
     """An operation in which a parameter (or a derived tensor) takes part."""
-    if func in DECOMPOSITIONS:
+    decomposition = DECOMPOSITIONS.get(func)
+    if decomposition is not None:
         with recorder:
-            return DECOMPOSITIONS[func](*args, **kwargs)
+            return decomposition(*args, **kwargs)
     if not batched:
         return _derive(recorder, func, args, kwargs)
-    if func in RULES and not any(isinstance(a, Tensor) and a.is_complex() for a in args):
-        out = RULES[func](recorder, func, args, kwargs)
-        if out is not NotImplemented:
-            return out
+    rule = RULES.get(func)
+    if rule is not None:
+        for a in args:
+            if isinstance(a, Tensor) and a.is_complex():
+                break
+        else:
+            out = rule(recorder, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
     return fallback.run(recorder, func, args, kwargs)
 
 

@@ -26,7 +26,7 @@ class Conv(Operation):
     name = "conv"
 
     def __init__(self, recorder: Recorder, spec: ConvSpec, bias: Tensor | None) -> None:
-        super().__init__(recorder, [t for t in (spec.weight, bias) if t is not None and recorder.is_parameter(t)])
+        super().__init__(recorder, (spec.weight, bias))
         self.spec, self.bias = spec, bias
         self.trains_weight, self.trains_bias = self.trains(spec.weight), self.trains(bias)
 

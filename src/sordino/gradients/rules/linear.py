@@ -31,10 +31,10 @@ class Linear(Operation):
     """y = x Wᵀ + b with W (out, in), or y = x W + b with W (in, out) if `flipped`."""
 
     name = "linear"
+    fresh = True
 
     def __init__(self, recorder: Recorder, weight: Tensor, bias: Tensor | None, flipped: bool) -> None:
-        present = [t for t in (weight, bias) if t is not None and recorder.is_parameter(t)]
-        super().__init__(recorder, present)
+        super().__init__(recorder, (weight, bias))
         self.weight, self.bias, self.flipped = weight, bias, flipped
         self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
 

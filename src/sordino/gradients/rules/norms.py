@@ -27,7 +27,7 @@ class LayerNorm(Operation):
     name = "layer_norm"
 
     def __init__(self, recorder: Recorder, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-        super().__init__(recorder, [t for t in (weight, bias) if t is not None and recorder.is_parameter(t)])
+        super().__init__(recorder, (weight, bias))
         self.shape, self.weight, self.bias, self.eps = list(shape), weight, bias, eps
         self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
 
@@ -76,7 +76,7 @@ class GroupNorm(Operation):
     name = "group_norm"
 
     def __init__(self, recorder: Recorder, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-        super().__init__(recorder, [t for t in (weight, bias) if t is not None and recorder.is_parameter(t)])
+        super().__init__(recorder, (weight, bias))
         self.groups, self.weight, self.bias, self.eps = groups, weight, bias, eps
         self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
 
