@@ -33,6 +33,8 @@ def draw_spectrum(spectrum: Spectrum, path: str | os.PathLike[str], true: np.nda
         tail = Tail(**{name: numbers[name] for name in ("c", "alpha", "last", "smallest")})
         axes.plot(place[head], tail(place[head]), color="C1", lw=1, ls="--", label="the fit, where it was fitted")
     axes.set(xscale="log", yscale="log", xlabel="place i", ylabel="eigenvalue $\\mu_i$")
+    floor = max(float(values[positive][-1]), 1e-12 * spectrum.largest)
+    axes.set_ylim(floor / 5, 3 * spectrum.largest)  # what rounding left of zeros is not shown
     axes.set_title(spectrum.description or "spectrum", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

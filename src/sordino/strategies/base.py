@@ -85,6 +85,12 @@ class Strategy(ABC):
 
         return np.asarray(solve_triangular(self.dense(), z, lower=True))
 
+    def solve_transposed(self, z: np.ndarray) -> np.ndarray:
+        """``C⁻ᵀ z`` along the first axis (T, or T × m)."""
+        from scipy.linalg import solve_triangular
+
+        return np.asarray(solve_triangular(self.dense(), z, lower=True, trans="T"))
+
     def columns(self, first: int, last: int) -> np.ndarray:
         """``C[:, first:last]``, T × (last − first)."""
         basis = np.zeros((self.steps, last - first))

@@ -47,6 +47,9 @@ class Identity(Strategy):
     def solve(self, z: np.ndarray) -> np.ndarray:
         return self.multiply(z)
 
+    def solve_transposed(self, z: np.ndarray) -> np.ndarray:
+        return self.multiply(z)
+
     def error_rows(self, workload: Workload = PREFIX_SUM) -> np.ndarray:
         if workload.is_prefix_sum:
             return np.arange(1.0, self.steps + 1)
