@@ -16,9 +16,14 @@ from .bisr import inverse_square_root
 from .cache import cached
 from .problem import Problem
 from .toeplitz import Toeplitz, parse_bandwidth
-from .toeplitz_optimizing import certified, inverse_banded_loss, minimise, question, recalled
+from .toeplitz_constrained import constrained
+from .toeplitz_optimizing import Optimum, certified, goldstein, inverse_banded_loss, minimise, question, recalled
 
 NAME = "band-inv-mf"
+_FLAT = 1e-3  # a gradient above this is a kink's
+_ITERATIONS = 1000
+_CERTIFIED = 256  # bands up to which kinks are certified as kinks
+_AFFORDABLE = 2**20  # T·p up to which the conditions themselves are taken for constraints there
 
 
 class BandInvMF(Toeplitz):
@@ -48,10 +53,23 @@ def band_inv_mf(argument: str, problem: Problem, definition: Mapping[str, np.nda
 
 def _optimised(problem: Problem, bands: int) -> dict[str, np.ndarray]:
     loss = inverse_banded_loss(problem)
-    found = minimise(loss, inverse_square_root(bands)[1:])
-    identity = np.zeros(bands - 1)
-    if loss(identity)[0] < found.loss:  # the bound has kinks, where a search may end early; this is one of them
-        found = replace(found, x=identity, loss=loss(identity)[0])
+
+    def worth(optimum: Optimum) -> float:
+        return loss(optimum.x)[0]
+
+    tried = [minimise(loss, inverse_square_root(bands)[1:], iterations=_ITERATIONS)]
+    if tried[0].gradient > _FLAT:  # the bound has kinks, where a search may end early: then from elsewhere, too
+        tried.append(replace(tried[0], x=np.zeros(bands - 1), iterations=0))  # C = I, a kink itself
+        fewer = band_inv_mf(str(-(-bands // 4)), problem).definition()["inverse_coefficients"]
+        tried.append(minimise(loss, np.concatenate([fewer, np.zeros(bands - len(fewer))])[1:], iterations=_ITERATIONS))
+        if bands * problem.steps <= _AFFORDABLE:
+            tried.append(constrained(problem, min(tried, key=worth).x))
+            tried.append(minimise(loss, tried[-1].x, iterations=_ITERATIONS))
+    found = min(tried, key=worth)
+    gradient = float(np.abs(loss(found.x)[1]).max(initial=0.0))
+    if _FLAT < gradient and bands <= _CERTIFIED:
+        gradient = min(gradient, goldstein(loss, found.x))
+    found = replace(found, gradient=gradient, iterations=sum(optimum.iterations for optimum in tried))
     w = np.concatenate([[1.0], found.x])
     s = BandInvMF(bands, problem.steps, w)
     value = problem.error(s) * s.sensitivity(problem.participations)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_DIRECT = 2**22  # multiplications up to which the direct recursion is used
+_SHORT = 256  # coefficients up to which the direct recursion is used, whatever the length of x
 
 
 def product(a: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -20,7 +20,7 @@ def product(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     array([1., 3., 5.])
     """
     a = a[: len(x)]
-    if len(a) * len(x) <= _DIRECT:
+    if len(a) <= _SHORT:
         from scipy.signal import lfilter
 
         return np.asarray(lfilter(a, [1.0], x, axis=0))
@@ -36,7 +36,7 @@ def quotient(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     array([1., 4., 9.])
     """
     a = a[: len(x)]
-    if len(a) * len(x) <= _DIRECT:
+    if len(a) <= _SHORT:
         from scipy.signal import lfilter
 
         return np.asarray(lfilter([1.0], a, x, axis=0))
@@ -49,7 +49,7 @@ def reciprocal(a: np.ndarray, n: int) -> np.ndarray:
     >>> reciprocal(np.array([1.0, -0.5]), 4)
     array([1.   , 0.5  , 0.25 , 0.125])
     """
-    if len(a) * n <= _DIRECT:
+    if len(a) <= _SHORT:
         impulse = np.zeros(n)
         impulse[0] = 1.0
         return quotient(a, impulse)

@@ -24,6 +24,7 @@ Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 VERSION = 1  # of what is searched and how: part of the key of what is kept on disk
 
 _FIRST_STEP = 0.01  # the length of L-BFGS's first step: coefficients are at most 1, the last ones 1/√T
+_FEW = 32  # coefficients up to which forward substitution is faster than two products by FFT
 _OUTSIDE = 1e3  # what a matrix whose inverse overflows is worth
 
 
@@ -126,6 +127,26 @@ def minimise(loss: Loss, start: np.ndarray, lower: np.ndarray | None = None, ite
     return Optimum(x, value, float(np.abs(gradient).max()), spent)
 
 
+def goldstein(loss: Loss, x: np.ndarray, radius: float = 1e-4) -> float:
+    """How flat the loss is at a kink: the largest entry of the smallest mean of its gradients within `radius` of x.
+
+    At a minimum with a kink gradients stay large on every side, but some convex combination of them is 0 (Goldstein
+    1977). They are sampled, so that this is an upper bound.
+    """
+    from scipy.optimize import nnls
+
+    rng = np.random.default_rng(0)
+    near = [x] + [x + radius * rng.uniform(-1.0, 1.0, len(x)) for _ in range(min(6 * len(x), 400))]
+    gradients = np.array([loss(y)[1] for y in near])
+    weight = 1e3 * float(np.abs(gradients).max())  # of the condition that the combination is convex
+    rows = np.vstack([gradients.T, np.full(len(near), weight)])
+    try:
+        combination, _ = nnls(rows, np.concatenate([np.zeros(len(x)), [weight]]))
+    except RuntimeError:  # no convergence
+        return float(np.abs(gradients[0]).max())
+    return float(np.abs(combination @ gradients).max() / combination.sum())
+
+
 def squared_error(problem: Problem) -> Loss:
     """By the first column of ``T⁻¹``."""
     rates = problem.workload.rates(problem.steps)
@@ -155,7 +176,7 @@ def inverse_banded_loss(problem: Problem) -> Loss:
         c = reciprocal(w, problem.steps)
         e, by_w = error(w)
         s, by_c = squared_sensitivity(c, problem.participations)
-        by_w = by_w / e - _by_inverse(w, c, by_c)[: len(w)] / s
+        by_w = by_w / e - by_inverse(w, c, by_c)[: len(w)] / s
         return 0.5 * float(np.log(e * s)), 0.5 * by_w[1:]
 
     return loss
@@ -199,7 +220,7 @@ def banded_loss(problem: Problem, shape: Decrements) -> Loss:
         e, by_w = error(w)
         padded = np.concatenate([c, np.zeros(problem.steps - len(c))])
         s, by_c = squared_sensitivity(padded, problem.participations)
-        gradient = by_c / s - _by_inverse(c, w, by_w) / e
+        gradient = by_c / s - by_inverse(c, w, by_w) / e
         return 0.5 * float(np.log(e * s)), 0.5 * shape.pull(gradient[: len(c)])
 
     return loss
@@ -222,7 +243,7 @@ def unit_columns_loss(problem: Problem) -> Loss:
         else:
             e, by_w, by_rates = scheduled(w, rates * norms, workload, outside)
         cut = np.cumsum(by_rates * rates / norms)[::-1][: len(c)]  # columns up to T−1−l reach lag l
-        by_c = c * cut - _by_inverse(c, w, by_w)[: len(c)]
+        by_c = c * cut - by_inverse(c, w, by_w)[: len(c)]
         return 0.5 * float(np.log(e)), 0.5 * by_c[1:] / e
 
     return loss
@@ -238,8 +259,8 @@ def column_norms(c: np.ndarray, steps: int) -> np.ndarray:
     return np.asarray(np.sqrt(np.cumsum(squares)[::-1]))
 
 
-def _by_inverse(a: np.ndarray, inverse: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+def by_inverse(a: np.ndarray, inverse: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Minus the derivative by a of what has this gradient by ``1/a``: ``δ(1/a) = −(1/a)²·δa``."""
-    if len(a) * len(inverse) <= 2**22:
+    if len(a) <= _FEW:
         return quotient_transposed(a, quotient_transposed(a, gradient))
     return product_transposed(inverse, product_transposed(inverse, gradient))

@@ -2,7 +2,8 @@
 
 Plain gradient descent moves by ``−η Σ_{s≤t} u_s``: A is the prefix sum. With momentum β and weight decay
 (each step multiplies the weights by α = 1 − η·decay), A is Toeplitz with coefficients ``Σ_{j≤i} α^{i−j} β^j``; a
-schedule multiplies column s by ``η_s``. All of it is applied in O(T).
+schedule multiplies column s by ``η_s``. All of it is applied in O(T). (SGD as PyTorch writes it applies η after the
+momentum, not before: the same for a rate that hardly changes within 1/(1 − β) steps.)
 """
 
 from __future__ import annotations
