@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "band-inv-mf": ("1", "2", "4", "1000"),
     "band-mf": ("1", "2", "4", "1000"),
     "band-mf-general": ("1", "2", "4"),
+    "blt": ("1", "2", "4"),
     "diagonal": ("",),
     "dense": ("PATH",),
 }

@@ -18,6 +18,7 @@ from .band_mf_general import band_mf_general
 from .base import Recurrence, Strategy
 from .best_lambda import lambda_cgd, normalized_lambda_cgd
 from .bisr import bisr
+from .blt import BLT, blt
 from .bsr import bsr
 from .dense_matrix import DenseMatrix, dense_matrix
 from .diagonal import Diagonal
@@ -110,6 +111,16 @@ STRATEGIES.add(
 )
 STRATEGIES.add(
     Entry(
+        "blt",
+        blt,
+        "a Toeplitz matrix that is a sum of exponentials, optimised: one kept vector for each of them",
+        paper="Dvijotham et al. 2024; McMahan & Pillutla 2025, An Inversion Theorem for Buffered Linear Toeplitz",
+        argument="4",
+        capabilities={"regenerates": False, "identity": False},
+    )
+)
+STRATEGIES.add(
+    Entry(
         "diagonal",
         lambda argument, problem, definition: Diagonal(problem.steps),
         "independent noise, less of it in early steps: the best diagonal with full batches",
@@ -149,6 +160,7 @@ def make_strategy(
 
 __all__ = [
     "PREFIX_SUM",
+    "BLT",
     "STRATEGIES",
     "DenseMatrix",
     "Diagonal",
