@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,9 @@ def progress(schedule: Schedule, results: Results) -> str:
         said += [f"fewer than {seeds} final runs: {', '.join(short)}"] if short else []
         count = sum(row.trials + len(row.test) for row in found)
         lines.append(f"* {setting.title}: {count} runs; {'; '.join(said) or 'complete'}.")
+    machines = Counter((result.get("machine", "?"), result.get("torch", "?")) for _, result in results)
+    ran = ", ".join(f"{count} on {machine} with torch {torch}" for (machine, torch), count in machines.items())
+    lines.append(f"* Runs in the folder: {ran}.")
     return "\n".join(lines) if len(results) else NOTHING
 
 
