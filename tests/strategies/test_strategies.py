@@ -119,6 +119,7 @@ class TestAgainstDense:
             for x in (rng.normal(size=n), rng.normal(size=(n, 3))):
                 np.testing.assert_allclose(s.multiply(x), c @ x, atol=1e-12)
                 np.testing.assert_allclose(s.solve(c @ x), x, atol=1e-10)
+                np.testing.assert_allclose(s.solve_transposed(c.T @ x), x, atol=1e-10)
             for first, last in ((0, n), (0, 1), (n - 1, n), (n // 3, n // 2 + 1)):
                 np.testing.assert_allclose(s.columns(first, last), c[:, first:last], atol=1e-14)
 

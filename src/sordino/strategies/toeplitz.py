@@ -14,7 +14,7 @@ import numpy as np
 from ..budget import Participation
 from ..errors import SordinoError, Unsupported
 from .base import Recurrence, Strategy
-from .power_series import product, quotient, reciprocal
+from .power_series import product, product_transposed, quotient, quotient_transposed, reciprocal
 from .sensitivity import Sensitivity
 from .toeplitz_errors import error_rows
 from .toeplitz_sensitivity import toeplitz_sensitivity
@@ -36,7 +36,7 @@ def parse_bandwidth(argument: str, name: str, steps: int) -> int:
     if bands < 1:
         raise SordinoError(f"noise='{name}:{argument}': the bandwidth must be a whole number of at least 1")
     if bands > steps:
-        raise SordinoError(
+        raise Unsupported(
             f"noise='{name}:{argument}': a bandwidth of {bands} is above the {steps} steps; use at most {steps}"
         )
     return bands
@@ -107,6 +107,12 @@ class Toeplitz(Strategy):
         z = np.asarray(z, dtype=np.float64)
         x = product(self._band, z) if self._banded_inverse else quotient(self._band, z)
         return x / _along(self.scale, z)
+
+    def solve_transposed(self, z: np.ndarray) -> np.ndarray:
+        z = np.asarray(z, dtype=np.float64)
+        scaled = z / _along(self.scale, z)
+        transposed = product_transposed if self._banded_inverse else quotient_transposed
+        return transposed(self._band, scaled)
 
     def columns(self, first: int, last: int) -> np.ndarray:
         padded = np.concatenate([np.zeros(self.steps), self.coefficients])
