@@ -17,14 +17,14 @@ from ..registry import Entry, Registry
 from ..sampling import Sampling
 from ..strategies import Strategy
 from .balls_in_bins import BallsInBinsConvolution
-from .base import Accountant, Query
+from .base import Accountant, Answer, AnyAccountant, Query
 from .combinations import instead
 from .fresh_bins import FreshBinsPLD
 from .gaussian import FixedOrderGaussian, gaussian_delta, gaussian_epsilon, gaussian_sigma
-from .search import least
+from .monte_carlo import MonteCarlo, estimate_noise
 from .subsampled import SubsampledPLD, SubsampledRDP
 
-ACCOUNTANTS: Registry[Accountant] = Registry("accountant")
+ACCOUNTANTS: Registry[AnyAccountant] = Registry("accountant")
 ACCOUNTANTS.add(Entry("gaussian", FixedOrderGaussian, "exact, for fixed order and any C", paper="Balle & Wang 2018"))
 ACCOUNTANTS.add(
     Entry(
@@ -41,6 +41,14 @@ ACCOUNTANTS.add(
         BallsInBinsConvolution,
         "certified upper bound, for balls in bins with independent noise",
         paper="Choquette-Choo et al. 2024; Chua et al. 2024",
+    )
+)
+ACCOUNTANTS.add(
+    Entry(
+        "monte-carlo",
+        MonteCarlo,
+        "upper confidence bound, for balls in bins with any noise",
+        paper="Choquette-Choo et al. 2024",
     )
 )
 ACCOUNTANTS.add(
@@ -63,9 +71,10 @@ class Account:
     title: str
     failure_probability: float
     tails_included: bool
+    samples: int = 0  # of a Monte Carlo answer
 
 
-def resolve(strategy: Strategy, sampling: Sampling, accountant: str = "auto") -> Accountant:
+def resolve(strategy: Strategy, sampling: Sampling, accountant: str = "auto") -> AnyAccountant:
     """The accountant for a combination, or `Unsupported` saying which part has none and what there is instead."""
     candidates = [e.build() for e in ([ACCOUNTANTS.find(accountant)] if accountant != "auto" else ACCOUNTANTS)]
     reasons = []
@@ -123,13 +132,18 @@ def account(
     chosen = resolve(strategy, sampling, accountant)
     query = Query(strategy, sampling, float(noise_multiplier), count, coarse)
     if delta is not None:
-        number("delta", delta, above=0.0, below=1.0)
-        epsilon = chosen.epsilon(query, delta, parameters)
+        answer = chosen.answer_epsilon(query, number("delta", delta, above=0.0, below=1.0), parameters)
     else:
-        assert epsilon is not None
-        number("epsilon", epsilon, at_least=0.0)
-        delta = chosen.delta(query, epsilon, parameters)
-    return Account(epsilon, delta, chosen.name, chosen.title, chosen.failure_probability, bool(parameters))
+        answer = chosen.answer_delta(query, number("epsilon", epsilon, at_least=0.0), parameters)
+    return Account(
+        answer.epsilon,
+        answer.delta,
+        chosen.name,
+        chosen.title,
+        answer.failure_probability,
+        bool(parameters),
+        answer.samples,
+    )
 
 
 def calibrate(
@@ -145,23 +159,8 @@ def calibrate(
     count = _steps(strategy, sampling, steps)
     if budget.epsilon == math.inf or count == 0:
         return 0.0
-    chosen = resolve(strategy, sampling, accountant)
-
-    def excess(sigma: float, coarse: bool) -> float:
-        """ln(δ of the run at this σ and the budget's ε / the budget's δ): at most 0 is enough noise."""
-        spent = chosen.delta(Query(strategy, sampling, sigma, count, coarse), budget.epsilon, parameters)
-        return math.log(spent / budget.delta) if spent > 0.0 else -math.inf
-
-    # Any start will do; this one is right where nothing is amplified and near where it is.
-    start = gaussian_sigma(budget.epsilon, budget.delta)
-    coarse = least(lambda sigma: excess(sigma, True), start, tolerance=max(1e-4, chosen.tolerance), step=2.0)
-    sigma = least(lambda sigma: excess(sigma, False), coarse, tolerance=chosen.tolerance, step=1.002)
-    # What is reported is ε at δ, not δ at ε: the same curve read the other way, up to rounding.
-    stride = max(1e-12, chosen.tolerance / 8)
-    while chosen.epsilon(Query(strategy, sampling, sigma, count), budget.delta, parameters) > budget.epsilon:
-        # Wider every time, for where one direction has to be answered by a coarser bound than the other.
-        sigma, stride = sigma * (1.0 + stride), min(1.0, stride * 1.5)
-    return sigma
+    query = Query(strategy, sampling, math.nan, count)
+    return resolve(strategy, sampling, accountant).calibrate(query, budget, parameters)
 
 
 def _steps(strategy: Strategy, sampling: Sampling, steps: int | None) -> int:
@@ -198,9 +197,12 @@ __all__ = [
     "ACCOUNTANTS",
     "Account",
     "Accountant",
+    "Answer",
+    "AnyAccountant",
     "Query",
     "account",
     "calibrate",
+    "estimate_noise",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_sigma",

@@ -1,9 +1,12 @@
-"""The contract of an accountant: which combinations it has a proof for, and the privacy curve of one of them.
+"""The contract of an accountant: which combinations it has a proof for, and the privacy of one of them.
 
-`reason` says in words why a combination is not supported, before anything is computed;
-nothing is guessed. `curve` gives an upper bound of δ(ε), and of its inverse, for noise with
-unbounded Gaussian tails; `tails` says what the finite reach of the real noise adds. `delta` and
-`epsilon` put the two together, and everything else (calibrating, reporting, progress) goes through them.
+`reason` says in words why a combination is not supported, before anything is computed; nothing is guessed.
+`answer_epsilon` and `answer_delta` give what a query costs, tails and failure probability included, and everything else
+(reporting, progress) asks them; `calibrate` finds the noise for which `answer_epsilon` is within a budget.
+
+Most accountants have a privacy curve, an upper bound of δ(ε) and of its inverse for noise with unbounded Gaussian
+tails, and a term for the finite reach of the real noise: they are `Accountant`s. One that answers every query by itself
+is an `AnyAccountant`.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ..budget import Budget
 from ..sampling import Sampling
 from ..strategies import Strategy
+from .search import least
 from .tails import log_kept
 
 LARGEST_EPSILON = 1e18
@@ -30,6 +35,16 @@ class Query:
     sigma: float
     steps: int
     coarse: bool = False  # for bracketing a search: still an upper bound, only a looser one
+
+
+@dataclass(frozen=True)
+class Answer:
+    """(ε, δ) of a query. A random answer misleads with at most `failure_probability`, which is inside `delta`."""
+
+    epsilon: float
+    delta: float
+    failure_probability: float = 0.0
+    samples: int = 0
 
 
 class Curve(Protocol):
@@ -49,17 +64,48 @@ class Tail:
     holds: Callable[[float], bool]
 
 
-class Accountant(ABC):
+class AnyAccountant(ABC):
     """One way to account for some combinations of sampling and strategy."""
 
     name: str
     title: str  # for people
     tolerance: float = 1e-12  # relative, of a calibrated noise multiplier
-    failure_probability: float = 0.0
 
     @abstractmethod
     def reason(self, strategy: Strategy, sampling: Sampling) -> str | None:
         """Why this combination is not supported, naming the part; None if it is."""
+
+    @abstractmethod
+    def answer_epsilon(self, query: Query, delta: float, parameters: int | None) -> Answer:
+        """The smallest ε known for δ; inf where there is none."""
+
+    @abstractmethod
+    def answer_delta(self, query: Query, epsilon: float, parameters: int | None) -> Answer:
+        """The smallest δ known for ε."""
+
+    def calibrate(self, query: Query, budget: Budget, parameters: int | None) -> float:
+        """The smallest noise multiplier (to `tolerance`, from above) that answers within the budget."""
+        from .gaussian import gaussian_sigma
+
+        def excess(sigma: float, coarse: bool) -> float:
+            """ln(δ of the run at this σ and the budget's ε / the budget's δ): at most 0 is enough noise."""
+            spent = self.answer_delta(replace(query, sigma=sigma, coarse=coarse), budget.epsilon, parameters).delta
+            return math.log(spent / budget.delta) if spent > 0.0 else -math.inf
+
+        # Any start will do; this one is right where nothing is amplified and near where it is.
+        start = gaussian_sigma(budget.epsilon, budget.delta)
+        coarse = least(lambda sigma: excess(sigma, True), start, tolerance=max(1e-4, self.tolerance), step=2.0)
+        sigma = least(lambda sigma: excess(sigma, False), coarse, tolerance=self.tolerance, step=1.002)
+        # What is reported is ε at δ, not δ at ε: the same curve read the other way, up to rounding.
+        stride = max(1e-12, self.tolerance / 8)
+        while self.answer_epsilon(replace(query, sigma=sigma), budget.delta, parameters).epsilon > budget.epsilon:
+            # Wider every time, for where one direction has to be answered by a coarser bound than the other.
+            sigma, stride = sigma * (1.0 + stride), min(1.0, stride * 1.5)
+        return sigma
+
+
+class Accountant(AnyAccountant):
+    """One that has a privacy curve, in which nothing is random."""
 
     @abstractmethod
     def curve(self, query: Query) -> Curve: ...
@@ -71,15 +117,21 @@ class Accountant(ABC):
         """The query to answer instead: a longer run, where that costs no more to account for."""
         return query
 
+    def answer_epsilon(self, query: Query, delta: float, parameters: int | None) -> Answer:
+        return Answer(self.epsilon(query, delta, parameters), delta)
+
+    def answer_delta(self, query: Query, epsilon: float, parameters: int | None) -> Answer:
+        return Answer(epsilon, self.delta(query, epsilon, parameters))
+
     def delta(self, query: Query, epsilon: float, parameters: int | None) -> float:
-        """The smallest δ known for ε, tails and failure probability included."""
+        """The smallest δ known for ε, tails included."""
         if query.steps == 0 or epsilon == math.inf:
             return 0.0
         if query.sigma <= 0.0:
             return 1.0
         query = self.released(query)
         curve = self.curve(query)
-        delta = curve.delta(epsilon) + self.failure_probability
+        delta = curve.delta(epsilon)
         if parameters:
             tail = self.tails(query, curve, parameters)
             delta += tail.expected if tail.holds(epsilon) else tail.worst
@@ -88,18 +140,17 @@ class Accountant(ABC):
         return 1.0 if math.isnan(delta) else min(1.0, max(0.0, delta))
 
     def epsilon(self, query: Query, delta: float, parameters: int | None) -> float:
-        """The smallest ε known for δ, tails and failure probability included; inf where there is none."""
+        """The smallest ε known for δ, tails included; inf where there is none."""
         if query.steps == 0:
             return 0.0
         if query.sigma <= 0.0:
             return math.inf
         query = self.released(query)
         curve = self.curve(query)
-        left = delta - self.failure_probability
         if not parameters:
-            return _reported(curve.epsilon(left)) if left > 0 else math.inf
+            return _reported(curve.epsilon(delta))
         tail = self.tails(query, curve, parameters)
-        left = left * math.exp(log_kept(query.steps, parameters))
+        left = delta * math.exp(log_kept(query.steps, parameters))
         for term, needs_check in ((tail.expected, True), (tail.worst, False)):
             if left - term <= 0.0:
                 continue
