@@ -57,6 +57,7 @@ def test_the_toml_written_reads_back_the_same(tmp_path: Path) -> None:
         ({"optimizer": {"name": "adam", "momentum": 0.9}}, "momentum=0.9 goes with name='sgd', not with 'adam'"),
         ({"optimizer": {"learning_rate": -1}}, "optimizer.learning_rate=-1: it should be greater than 0"),
         ({"public": {"path": "x", "labels": "true"}}, "it should be 'model', 'random' or 'given'"),
+        ({"noise_storage": "gpu"}, "noise_storage='gpu': it should be 'auto', 'regenerate', 'device' or 'host'"),
         ({"data": {"validation": 1.0}}, "data.validation=1.0: it should be less than 1"),
         ({"physical_batch_size": "big"}, "physical_batch_size='big': it should be a whole number or 'auto'"),
         ({"geometry": 3}, "geometry=3: it should be text or a table"),

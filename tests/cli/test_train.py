@@ -20,7 +20,9 @@ from safetensors.torch import load_file, safe_open
 
 from sordino.cli.setup import held_out
 from sordino.data import Arrays, load
+from sordino.errors import StateError
 from sordino.models import build
+from sordino.private import Private
 
 SMALL = [
     "--epsilon", 8, "--delta", "1e-5", "--batch-size", 500, "--epochs", 3, "--model", "logistic", "--learning-rate", 1,
@@ -223,6 +225,30 @@ def test_a_resumed_run_must_be_the_same(run: Any, tmp_path: Path) -> None:
     assert (out / "model.safetensors").read_bytes() == before
     (out / "config.toml").write_text("epsilon = 3")
     assert run("train", "--resume", "--out", out)[0] == 2
+
+
+def test_noise_may_be_kept_elsewhere_after_a_resume(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where past noise lives is an option like any other, and the only one that a resume may change."""
+    small = [*SMALL, "--noise", "bisr:4", "--sampling", "fixed-order", "--set", "seed=1"]
+    assert run("train", *small, "--out", tmp_path / "whole")[0] == 0
+    out, saves, save = tmp_path / "out", [0], Private.save
+
+    def crash(self: Private, *arguments: Any, **objects: Any) -> None:
+        save(self, *arguments, **objects)
+        saves[0] += 1
+        if saves[0] == 2:
+            raise StateError("the machine is gone")
+
+    with monkeypatch.context() as m:
+        m.setattr(Private, "save", crash)
+        code, _, err = run("train", *small, "--set", "noise_storage=device", "--out", out)
+        assert code == 2 and "the machine is gone" in err and "past noise: 3 past vectors kept in memory" in err
+    assert 'noise_storage = "device"' in (out / "config.toml").read_text()
+    code, _, err = run("train", "--resume", "--out", out, "--set", "noise_storage=regenerate")
+    assert code == 0 and "past noise: 3 past rows drawn again at each step" in err
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("where", ["before the save", "in the save"])

@@ -43,7 +43,14 @@ class World:
     def __init__(self, folder: Path, seed: int, noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
         self.folder, self.copies = folder / "run", folder / "copies"
-        self.options: dict[str, Any] = {"noise": noise, "check": False, "optimizer": torch.optim.SGD, "lr": 0.5}
+        noise, _, storage = noise.partition(" ")
+        self.options: dict[str, Any] = {
+            "noise": noise,
+            "noise_storage": storage or "auto",
+            "check": False,
+            "optimizer": torch.optim.SGD,
+            "lr": 0.5,
+        }
         self.keys = Keys.from_seed(3)
         self.used: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.attempted: dict[int, set[str]] = {}
@@ -272,7 +279,7 @@ def lives(tmp_path: Path, noise: str, seeds: range, actions: int) -> dict[str, i
     return total
 
 
-@pytest.mark.parametrize("noise", ["identity", "lambda-cgd:0.9"])
+@pytest.mark.parametrize("noise", ["identity", "lambda-cgd:0.9", "bisr:3 device", "bsr:3 host"])
 def test_no_noise_hides_two_sums(tmp_path: Path, noise: str) -> None:
     total = lives(tmp_path, noise, range(12), 45)
     assert min(total.values()) > 0, total  # everything that is to be survived did happen
@@ -280,6 +287,8 @@ def test_no_noise_hides_two_sums(tmp_path: Path, noise: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", ["identity", "lambda-cgd:0.9", "lambda-cgd-normalized:0.7"])
+@pytest.mark.parametrize(
+    "noise", ["identity", "lambda-cgd:0.9", "lambda-cgd-normalized:0.7", "bisr:4 device", "bsr:4 host"]
+)
 def test_no_noise_hides_two_sums_in_many_lives(tmp_path: Path, noise: str) -> None:
     lives(tmp_path, noise, range(100, 260), 60)

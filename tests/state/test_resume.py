@@ -46,6 +46,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "clip only": {"noise_multiplier": 0.0},
     "a loader's worker": {"workers": 1},
     "shrinkage": {"denoising": "shrinkage", "noise": "identity"},
+    "past rows drawn again": {"noise": "bisr:4"},
+    "past rows kept": {"noise": "bisr:4", "noise_storage": "device"},
+    "past outputs kept": {"noise": "bsr:4", "noise_storage": "host"},
+    "an optimised matrix": {"noise": "band-mf:3"},
+    "λ found": {"noise": "lambda-cgd"},
 }
 
 
@@ -66,12 +71,71 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, name: str, on: i
     assert resumed.private.guarantee().remarks == whole.private.guarantee().remarks
 
 
+@pytest.mark.parametrize("noise", ["bisr:4", "bsr:4"])
+def test_noise_may_be_kept_elsewhere_after_a_resume(tmp_path: Path, noise: str) -> None:
+    places = ["host", "device", "regenerate" if noise == "bisr:4" else "auto"]
+    whole = make(noise=noise)
+    whole.go()
+    for number, place in enumerate([*places, places[0]]):
+        run = make(noise=noise, noise_storage=place)
+        run.load(tmp_path) if number else run.save(tmp_path)
+        run.go(3 * number + 2)
+        run.save(tmp_path)
+        run.private.close()
+    run = make(noise=noise)
+    run.load(tmp_path)
+    run.go()
+    assert equal(run, whole)
+
+
+@pytest.mark.parametrize("noise", ["bisr:4", "bsr:4"])
+def test_kept_noise_ends_with_its_key(tmp_path: Path, noise: str) -> None:
+    """Overwritten, wherever the key is: at the end of a run in memory or in a folder, and when a run is closed."""
+
+    def vectors(run: Run) -> Tensor:
+        run.go(5)
+        assert run.private.noise._kept is not None and run.private.noise._kept.vectors.any()
+        return run.private.noise._kept.vectors
+
+    for where in (None, tmp_path):
+        run = make(noise=noise, noise_storage="device")
+        if where is not None:
+            run.save(where)
+        kept = vectors(run)
+        run.go()
+        assert kept.any() == (where is not None)
+        if where is not None:
+            run.save(where)
+        assert not kept.any() and run.private.noise._kept is None
+    run = make(noise=noise, noise_storage="device")
+    kept = vectors(run)
+    run.private.close()
+    assert not kept.any()
+
+
+def test_without_noise_nothing_is_kept(tmp_path: Path) -> None:
+    run = make(noise="bsr:4", noise_multiplier=0.0)
+    run.save(tmp_path)
+    run.go(5)
+    run.save(tmp_path)
+    assert run.private.noise._kept is None
+    run.private.close()
+    run = make(noise="bsr:4", noise_multiplier=0.0)
+    run.load(tmp_path)
+    assert run.private.noise._kept is None
+    assert "past noise" not in run.private.describe()
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("noise", ["lambda-cgd:0.9", "bisr:4", "bsr:4"])
 @pytest.mark.parametrize("on", [0, 2])
-def test_a_resumed_run_on_a_gpu(tmp_path: Path, on: int) -> None:
+def test_a_resumed_run_on_a_gpu(tmp_path: Path, on: int, noise: str) -> None:
+    storage = iter(("device", "host", "device"))
+
     def options() -> dict[str, Any]:
         torch.manual_seed(0)
-        return {"model": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)).cuda()}
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2)).cuda()
+        return {"model": model, "noise": noise, "noise_storage": next(storage)}
 
     whole = make(**options())
     whole.go()
@@ -241,13 +305,15 @@ def test_steps_released_never_go_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_folder", [False, True])
 @pytest.mark.parametrize("differently", [False, True])
+@pytest.mark.parametrize("noise", ["lambda-cgd:0.9", "bisr:3", "bsr:3"])
 def test_a_retry_in_the_same_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_folder: bool, differently: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_folder: bool, differently: bool, noise: str
 ) -> None:
     """Out of memory while the noise is added: the same sum gets the same noise; nothing was handed out."""
-    whole = make()
+    options = {"noise": noise, "noise_storage": "device"}
+    whole = make(**options)
     whole.go()
-    run = make()
+    run = make(**options)
     if in_folder:
         run.save(tmp_path)
     run.go(5)

@@ -82,6 +82,9 @@ class Config(_Table):
     clip_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
     clipping: str = "flat"
     noise: str = "identity"
+    noise_storage: Literal["auto", "regenerate", "device", "host"] = Field(
+        "auto", description="where the past lives that correlated noise needs; the noise is the same"
+    )
     sampling: str = "poisson"
     accountant: str | None = None
     geometry: str | dict[str, Any] = "euclidean"

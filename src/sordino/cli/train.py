@@ -57,7 +57,7 @@ def train(
 def _resumed(
     folder: RunFolder, config_path: Path | None, overrides: Sequence[tuple[str, Any]], out: Path | None
 ) -> Config:
-    """The configuration the run was started with; anything else given must agree with it."""
+    """The configuration the run was started with; what is given must agree with it, but for where noise is kept."""
     if out is None:
         raise SordinoError("--resume needs --out, the folder of the run")
     tables = folder.config()
@@ -67,14 +67,15 @@ def _resumed(
         )
     config = validate(tables, str(folder.path / "config.toml"))
     asked = override(read_toml(config_path) if config_path is not None else tables, overrides)
-    was, now = config.as_toml(), validate(asked, str(config_path or "configuration")).as_toml()
+    given = validate(asked, str(config_path or "configuration"))
+    was, now = config.as_toml(), given.as_toml()
     for key in {**was, **now}:
-        if was.get(key) != now.get(key):
+        if was.get(key) != now.get(key) and key != "noise_storage":
             raise StateError(
                 f"{key} was {was.get(key)!r} when the run was started and is {now.get(key)!r} now; "
                 "resume with what was started, or start a new run"
             )
-    return config
+    return config.model_copy(update={"noise_storage": given.noise_storage})
 
 
 class Run:
@@ -101,6 +102,7 @@ class Run:
             clip_norm=c.clip_norm,
             clipping=c.clipping,
             noise=c.noise,
+            noise_storage=c.noise_storage,
             sampling=c.sampling,
             accountant=c.accountant or "auto",
             geometry=c.geometry,

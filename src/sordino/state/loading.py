@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from ..budget import SordinoWarning
 from ..errors import SordinoError, StateError
 from ..journal import ForeignJournal, Journal
 from ..noise import CorrelatedNoise, KeyLock, Keys
+from ..plan import Plan
 from .folder import (
     FORMAT,
     Damaged,
@@ -33,6 +35,7 @@ from .folder import (
     read_seal,
     sealed_with,
 )
+from .matrix import restored_plan
 from .saving import check_objects, configuration, digest
 from .values import unpack
 
@@ -60,8 +63,10 @@ def load(private: Private, folder: Path, objects: Mapping[str, Any]) -> None:
         if saved is None:
             raise StateError(f"no save in {folder} can be used ({damage[0]}); restore it from a copy")
         content = _content(saved, folder, keys is not None, damage)
-        _same_configuration(saved.state["configuration"], configuration(private))
-        _check_fits(private, folder / saved.name, content, objects)
+        before = saved.state["configuration"]
+        plan = restored_plan(private, content["matrix"], _number(before), folder / saved.name)
+        _same_configuration(before, configuration(private, plan))
+        _check_fits(private, plan, folder / saved.name, content, objects)
         if content["complete"]:
             journal = None
         else:
@@ -74,7 +79,7 @@ def load(private: Private, folder: Path, objects: Mapping[str, Any]) -> None:
         private.folder = Folder(folder)
         private.folder.broken = f"loading {folder} failed half-way, so this run cannot be used; call make_private again"
         try:
-            _change(private, saved, content, objects, keys, journal)
+            _change(private, plan, saved, content, objects, keys, journal)
         except Exception as error:
             raise StateError(
                 f"loading {folder} failed half-way ({_one_line(error)}), so this run cannot be used; call make_private "
@@ -86,7 +91,7 @@ def load(private: Private, folder: Path, objects: Mapping[str, Any]) -> None:
         private.folder = Folder(folder, None if content["complete"] else lock, saved.name)
         private.folder.complete = content["complete"]
         if content["complete"]:
-            private.keys.destroy()
+            private.destroy()
             if lock is not None:
                 lock.release()
 
@@ -162,9 +167,14 @@ def _content(saved: Generation, folder: Path, has_key: bool, damage: list[str]) 
         raise StateError(f"{place} is not of this version of sordino; load it with the version that saved it")
     try:
         content = unpack(state["content"], saved.tensors)
+        named = state["configuration"]["noise"]  # all there was to say before strategies were optimised
+        content.setdefault("matrix", {"asked": named, "name": named, "definition": {}})
         complete, step, released = state["complete"], state["step"], content["released"]
         kinds: list[tuple[Any, Any]] = [(complete, bool), (step, int), (released, int), (state["configuration"], dict)]
         kinds += [(content[name], dict) for name in ("model", "optimizer", "objects", "rng", "noise", "engine")]
+        matrix = content["matrix"]
+        kinds += [(matrix["asked"], str), (matrix["name"], str), (matrix["definition"], dict)]
+        kinds += [(array, np.ndarray) for array in matrix["definition"].values()]
         kinds += [(content["geometry"], dict), (content["remarks"], list), (state["parameters_sha256"], str)]
         kinds += [(content["rng"]["cpu"], Tensor), (content["physical_batch_size"], (int, type(None)))]
         kinds += [(content["check"], (dict, type(None))), (content["zero_snapshot"], (dict, type(None)))]
@@ -195,6 +205,13 @@ def _same_configuration(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Non
             raise StateError(f"{key} was {old} when the run was saved and is {new} now; resume with what was saved")
 
 
+def _number(configuration: Mapping[str, Any]) -> float:
+    try:
+        return float.fromhex(configuration["noise_multiplier"])
+    except (KeyError, TypeError, ValueError):
+        return -1.0  # which no run has: the comparison says so
+
+
 def _shown(value: Any, other: Any) -> str:
     if isinstance(value, str) and "0x" in value:
         with contextlib.suppress(ValueError):
@@ -210,7 +227,9 @@ def _same_seed(private: Private, keys: Keys) -> None:
         raise StateError("seed is not the one that the run was saved with; resume with that one")
 
 
-def _check_fits(private: Private, place: Path, content: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+def _check_fits(
+    private: Private, plan: Plan, place: Path, content: Mapping[str, Any], objects: Mapping[str, Any]
+) -> None:
     """Everything that can be known before anything is changed."""
     missing = sorted(set(content["objects"]) ^ set(objects))
     if missing:
@@ -226,7 +245,7 @@ def _check_fits(private: Private, place: Path, content: Mapping[str, Any], objec
             )
     if len(content["rng"]["cpu"]) != len(torch.get_rng_state()):
         raise StateError("torch's random state had another format when the run was saved; use that version of torch")
-    noise = CorrelatedNoise(Keys.from_seed(0), private.plan.strategy)
+    noise = CorrelatedNoise(Keys.from_seed(0), plan.strategy)
     noise.load_state_dict(content["noise"])
     if not 0 <= content["step"] <= private.steps or (content["step"] == private.steps) != content["complete"]:
         raise StateError(f"{place} is damaged: it was made after step {content['step']} of {private.steps}")
@@ -268,12 +287,14 @@ def _warnings(private: Private, saved: Generation, content: Mapping[str, Any], d
 
 def _change(
     private: Private,
+    plan: Plan,
     saved: Generation,
     content: Mapping[str, Any],
     objects: Mapping[str, Any],
     keys: Keys | None,
     journal: Journal | None,
 ) -> None:
+    private.plan = plan
     if journal is not None:
         assert keys is not None
         private.adopt(keys, journal)
@@ -290,11 +311,13 @@ def _change(
     if private.halve:
         private.physical_batch_size = content["physical_batch_size"]
     private.remarks = list(content["remarks"])
-    private.restore_check(content["check"], content["zero_snapshot"])
+    private.checks.load_state_dict(content["check"], content["zero_snapshot"])
     if digest(private.parameters) != content["parameters_sha256"]:
         raise SordinoError("the parameters are not those that were saved")
     private._step = content["step"]
     torch.set_rng_state(content["rng"]["cpu"].cpu())
+    if journal is not None and plan.noise_multiplier:
+        private.noise.catch_up(content["step"], private.parameters)
     if "cuda" in content["rng"] and private.engine.recorder.device.type == "cuda":
         torch.cuda.set_rng_state(content["rng"]["cuda"].cpu(), private.engine.recorder.device)
 

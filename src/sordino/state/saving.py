@@ -14,7 +14,9 @@ from torch import Tensor
 
 from ..errors import StateError
 from ..noise import Keys
+from ..plan import Plan
 from .folder import FORMAT, Folder, erase_key, forget_old, generations, remove, sync, write, write_text
+from .matrix import matrix_state
 from .values import pack
 
 if TYPE_CHECKING:
@@ -87,33 +89,27 @@ def _content(private: Private, objects: Mapping[str, Any]) -> dict[str, Any]:
     device = private.engine.recorder.device
     if device.type == "cuda":
         rng["cuda"] = torch.cuda.get_rng_state(device)
-    report = private.check_report
     return {
         "model": dict(private.model.state_dict()),
         "optimizer": private.optimizer.state_dict(),
         "objects": {name: thing.state_dict() for name, thing in objects.items()},
         "rng": rng,
         "noise": private.noise.state_dict(),
+        "matrix": matrix_state(private),
+        "noise_storage": private.noise_storage,  # for the record: another place gives the same noise
         "geometry": private.geometry.state_dict(),
         "engine": private.engine.state_dict(),
         "released": max(private.step, private.journal.steps, private.released_before),
         "physical_batch_size": private.physical_batch_size,
-        "check": None
-        if report is None
-        else {
-            "complete": report.complete,
-            "zero": sorted(private.zero_first),
-            "losses": sorted(private.checked_code),
-            "unchecked": private.unchecked,
-        },
-        "zero_snapshot": private.zero_snapshot,
+        "check": private.checks.state_dict(),
+        "zero_snapshot": private.checks.zero_snapshot,
         "remarks": list(private.remarks),
     }
 
 
-def configuration(private: Private) -> dict[str, Any]:
+def configuration(private: Private, plan: Plan | None = None) -> dict[str, Any]:
     """What a resumed run must share with the saved one."""
-    p, s = private.plan, private.plan.schedule
+    p, s = plan or private.plan, private.plan.schedule
     optimizer = private.optimizer
     return {
         "batch_size": s.batch_size,
@@ -131,7 +127,7 @@ def configuration(private: Private) -> dict[str, Any]:
         "geometry": private.geometry.describe(),
         "denoising": json.dumps(private.denoiser.options(), sort_keys=True),
         "augmentations": private.source.augmentations,
-        "check": private.check_wanted,
+        "check": private.checks.wanted,
         "seed": "given" if private.keys.seeded else None,
         "optimizer": f"{type(optimizer).__name__} of {[len(group['params']) for group in optimizer.param_groups]}",
         "trainable parameters": [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in private.parameters.items()],
@@ -198,4 +194,4 @@ def finish(private: Private, folder: Path) -> None:
         private.journal.close()
         private.folder.close()
         private.folder.complete = True
-        private.keys.destroy()
+        private.destroy()
