@@ -21,14 +21,16 @@ Case = tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor], Tensor]
 
 
 class Layer(nn.Module):
-    """Linear layers of two shapes and norms, over several positions."""
+    """Linear layers of two shapes, a pair of low rank, and norms, over several positions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(48), nn.Linear(48, 32), nn.Linear(32, 48)
+        self.a, self.b = nn.Linear(48, 2, bias=False), nn.Linear(2, 48, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        h = self.norm(x)
+        return x + self.down(F.gelu(self.up(h))) + self.b(self.a(h))
 
 
 class Text(nn.Module):

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..gradients.derived import Derived
-from ..gradients.uses import PerExample, Rows, Use, Weights, add
-from .norms import squares
+from ..gradients.uses import Factors, PerExample, Rows, Use, Weights, add
+from .norms import keeps, squares
 
 if TYPE_CHECKING:
     from ..gradients.recorder import Recorder
@@ -100,11 +100,18 @@ class Meter:
         if name is None:
             self.derived.setdefault(id(tensor), (tensor, []))[1].append(use)
             return
+        expected = self.recorder.expected.get(id(tensor))
+        if self.joint and expected == 1 and isinstance(use, Factors) and use.each() <= SMALL and self._formed(use):
+            use = PerExample(use.per_example(0, self.n))
         self._append(name, use)
         if self.joint and (self.geometry.waits(use) or (isinstance(use, PerExample) and use.each() <= SMALL)):
             return
-        if self.recorder.expected.get(id(tensor)) == len(self.uses[name]) and name not in self.recorder.has_derived:
+        if expected == len(self.uses[name]) and name not in self.recorder.has_derived:
             self._measure(name)
+
+    def _formed(self, use: Factors) -> bool:
+        """Whether measuring would form the gradients and keep them anyway."""
+        return keeps([use]) and not self.geometry.waits(use)
 
     def _append(self, name: str, use: Use) -> None:
         self.uses[name].append(use)

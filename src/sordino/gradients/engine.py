@@ -7,6 +7,7 @@ gradient; the smallest module around it is then differentiated as one operation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ def call(losses: Losses, data: Any) -> Any:
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
+    if not torch._C._is_any_autocast_enabled():
+        yield
+        return
     with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
         yield
 
@@ -198,10 +202,10 @@ class Engine:
                 for name, uses in meter.uses.items()
             }
         weights, total, active = clipping.weights(norms)
+        if not self.recorder.layouts.poisoned and math.isfinite(float(total.sum())):  # none of them is negative
+            return Clipped(meter.sums(weights, None), total, active, value, 0)
         finite = torch.isfinite(total) & (not self.recorder.layouts.poisoned)
         bad = meter.n - int(finite.sum())
-        if bad:
-            weights = {name: torch.where(finite, w, 0.0) for name, w in weights.items()}
         if bad == meter.n:
             meter.reset()
             sums: dict[str, Tensor] = {}

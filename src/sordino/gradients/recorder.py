@@ -326,8 +326,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
                 yield from _tensors(item)
 
 
+def _only_tensors(data: Any) -> bool:
+    return type(data) in (tuple, list) and all(isinstance(item, Tensor) for item in data)
+
+
 def data_tensors(data: Any) -> Iterator[Tensor]:
     """The tensors of a batch: nested tuples, lists, mappings, and objects that hold tensors."""
+    if _only_tensors(data):
+        yield from data
+        return
     if hasattr(data, "keys") and not isinstance(data, dict):
         data = {key: data[key] for key in data.keys()}
     for leaf in tree_flatten(data)[0]:
@@ -341,6 +348,8 @@ def data_tensors(data: Any) -> Iterator[Tensor]:
 
 def holds_numbers(data: Any) -> bool:
     """Whether the batch holds numbers outside tensors (lengths as a list, an array): rows may be cut by them unseen."""
+    if _only_tensors(data):
+        return False
     if hasattr(data, "keys") and not isinstance(data, dict):
         data = {key: data[key] for key in data.keys()}
     for leaf in tree_flatten(data)[0]:

@@ -134,7 +134,8 @@ class Factors(Use):
         self.n, self.length = self.left.shape[:2]
 
     def per_example(self, lo: int, hi: int) -> Tensor:
-        return torch.bmm(exact(self.left[lo:hi]).transpose(1, 2), exact(self.right[lo:hi]))
+        left, right = (self.left, self.right) if hi - lo == self.n else (self.left[lo:hi], self.right[lo:hi])
+        return torch.bmm(exact(left).transpose(1, 2), exact(right))
 
     def weighted_sum(self, weights: Weights) -> Tensor:
         left, right = exact(self.left), exact(self.right)
