@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sordino import Budget
+from sordino import Budget, SordinoError
 from sordino.accounting import supported
 from sordino.budget import Schedule
-from sordino.compare import Compared, all_samplings, candidates, compare, recommend
+from sordino.compare import Compared, all_samplings, candidates, compare, decide, recommend
 from sordino.cost import CPU, GPU, StepCost
 from sordino.strategies import STRATEGIES
 
@@ -23,7 +23,7 @@ def test_candidates_are_capped_and_name_every_family() -> None:
     names = candidates(Schedule(**RUN))  # E = 30, T = 60
     assert {name.partition(":")[0] for name in names} >= {"identity", "lambda-cgd", "bisr", "bsr", "band-mf"}
     assert {n for n in names if n.startswith("bsr")} == {"bsr:4", "bsr:16", "bsr:30"}
-    assert {n for n in names if n.startswith("lambda-cgd:")} == {"lambda-cgd:0.9", "lambda-cgd:0.95"}
+    assert {n for n in names if n.startswith("lambda-cgd:")} == {"lambda-cgd:0.8", "lambda-cgd:0.9", "lambda-cgd:0.95"}
     assert "lambda-cgd" in names and len(set(names)) == len(names)
     assert not [n for n in candidates(Schedule(100, 100, 5)) if n.startswith("bsr")]  # one batch an epoch: no room
     full = candidates(Schedule(50_000, 128, 10))
@@ -100,3 +100,25 @@ def test_cost_grows_with_what_is_read_and_kept() -> None:
     assert kept.as_dict(10_000_000)["noise_bytes_stored"] == 600_000_000
     assert many.as_dict(None)["extra_ms_cpu_per_10M"] == pytest.approx(15 * CPU.replay * 10)
     assert many.as_dict(1000)["noise_bytes_stored"] == 0
+
+
+def test_what_is_recommended_is_never_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guess is far too low: what it would recommend is accounted for before anything is said."""
+    import importlib
+
+    module = importlib.import_module("sordino.plan")
+    monkeypatch.setattr(module, "estimated_noise", lambda strategy, sampling, budget, parameters=None: 1.0)
+    run = {"examples": 64, "batch_size": 16, "epochs": 2, "noises": ["identity", "lambda-cgd:0.5"]}
+    rows = compare(Budget(2, 1e-3), **run, samplings=["balls-in-bins"])  # type: ignore[arg-type]
+    guessed = [row for row in rows if row.plan is not None and row.plan.estimated]
+    assert {row.noise for row in guessed} == {"lambda-cgd:0.5"}
+    for row in guessed:
+        assert row.plan is not None and row.as_dict()["estimated"] and row.as_dict()["epsilon"] == 2
+        with pytest.raises(SordinoError, match="is an estimate"):
+            row.plan.guarantee()
+    settled, chosen = decide(Budget(2, 1e-3), rows)
+    assert chosen is not None
+    at = next(row for row in settled if row.is_called(chosen.noise, chosen.sampling))
+    assert at.plan is not None and not at.plan.estimated and at.plan.account().epsilon <= 2
+    errors = [row.plan.rmse for row in settled if row.plan is not None]
+    assert errors == sorted(errors)

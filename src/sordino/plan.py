@@ -16,6 +16,7 @@ from typing import Any
 
 from .accounting import Account, account, calibrate, number, resolve, supported
 from .accounting.combinations import Kind, instead
+from .accounting.estimates import estimated_noise
 from .budget import Budget, Guarantee, Schedule, SordinoWarning
 from .errors import SordinoError, Unsupported
 from .sampling import BallsInBins, CyclicPoisson, Sampling, make_sampling
@@ -38,6 +39,7 @@ class Plan:
     accountant: str = "auto"
     workload: Workload = PREFIX_SUM  # what the noise is summed into
     objective: Objective = "rmse"  # what an optimised strategy was optimised for
+    estimated: bool = False  # the noise multiplier is a guess, to compare by: there is no guarantee to ask for
     _known: dict[tuple[int, float], Account] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -65,6 +67,10 @@ class Plan:
         Before the end the accountant may answer quickly and a little loosely, but never with more than
         the whole run costs, of which the steps so far are a part.
         """
+        if self.estimated:
+            raise SordinoError(
+                "the noise multiplier of this plan is an estimate; plan without estimated=True to run it"
+            )
         key = (self.steps if steps_released is None else steps_released, self.delta if delta is None else delta)
         if key not in self._known:
             self._known[key] = account(
@@ -92,7 +98,12 @@ class Plan:
         return self.epsilon_after(min(self.steps, -(-steps // stride) * stride))
 
     def epsilon_curve(self, deltas: Sequence[float] | None = None) -> list[tuple[float, float]]:
-        """(δ, ε) of the whole run for a list of δ (1e-3 … 1e-9 around the budget's, if not given)."""
+        """(δ, ε) of the whole run for a list of δ (1e-3 … 1e-9 around the budget's, if not given).
+
+        Where every answer takes an accountant's samples, only the budget's δ, if none are given.
+        """
+        if deltas is None and self.account().samples:
+            return [(self.delta, self.account().epsilon)]
         grid = [10.0**-e for e in (3, 4, 5, 6, 7, 8, 9)] if deltas is None else list(deltas)
         if deltas is None and not any(math.isclose(self.delta, d) for d in grid):
             grid = sorted([*grid, self.delta], reverse=True)
@@ -135,7 +146,9 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as one JSON object; an infinite ε is None."""
-        whole = self.account()
+        whole = (
+            Account(self.budget.epsilon, self.delta, "estimate", "", 0.0, False) if self.estimated else self.account()
+        )
         participation = self.sampling.participation
         sensitivity = self.strategy.sensitivity_bound(participation)
         certificate = dict(self.strategy.certificate)
@@ -169,6 +182,8 @@ class Plan:
             "noise_vectors_stored": self.strategy.vectors_stored,
             "noise_vectors_regenerated": self.strategy.vectors_regenerated,
             "failure_probability": whole.failure_probability,
+            "samples": whole.samples,
+            "estimated": self.estimated,
             "parameters": self.parameters,
             "tails_included": whole.tails_included,
         }
@@ -195,11 +210,13 @@ def plan(
     workload: Workload | None = None,
     objective: Objective = "rmse",
     separation: int | None = None,
+    estimated: bool = False,
 ) -> Plan:
     """What a run will use and cost. Give a `budget`, or a `noise_multiplier` (and a `delta` to report ε at).
 
     `workload` is what the noise is summed into (plain prefix sums if not given), `objective` the error that optimised
-    noise minimises. `separation` only checks: it is the sampler's to say.
+    noise minimises. `separation` only checks: it is the sampler's to say. `estimated` is for comparing: where the
+    accountant takes a minute, the noise multiplier is guessed in seconds.
 
     >>> run = {"examples": 50_000, "batch_size": 128, "epochs": 10}
     >>> p = plan(Budget(8, 1e-5), **run, noise="lambda-cgd:0.95", sampling="fixed-order")
@@ -214,14 +231,17 @@ def plan(
         raise SordinoError(f"give either budget=Budget(epsilon, delta) or noise_multiplier=: {given}")
     if budget is not None and not isinstance(budget, Budget):
         raise SordinoError(f"budget={budget!r} must be a Budget; write Budget(epsilon=8, delta=1e-5)")
+    noise = _brought(noise, schedule.steps)
     sampler = _sampler(sampling, schedule, noise)
     if separation is not None and separation != sampler.participation.separation:
         raise SordinoError(
             f"separation={separation!r}, but sampling={sampler.name!r} keeps {sampler.participation.separation} steps "
             "between two participations of an example; leave it out"
         )
+    guess = False
     if noise_multiplier != 0.0 and (budget is None or math.isfinite(budget.epsilon)):
-        resolve(_kind(noise, schedule.steps), sampler, accountant)  # refused before anything is optimised
+        found = resolve(_kind(noise, schedule.steps), sampler, accountant)  # refused before anything is optimised
+        guess = estimated and budget is not None and found.name == "monte-carlo"
     asked = _workload(workload, schedule)
     problem = Problem(
         schedule.steps, sampler.participation, asked, objective, _noise_needed(sampler, schedule.steps, budget)
@@ -231,7 +251,10 @@ def plan(
         if delta is not None:
             raise SordinoError(f"delta={delta!r} is given twice; leave it to the budget ({budget.delta:g})")
         _warn_delta(budget.delta, examples)
-        sigma = calibrate(strategy, sampler, budget, parameters=parameters, accountant=accountant)
+        if guess and isinstance(sampler, BallsInBins):
+            sigma = estimated_noise(strategy, sampler, budget, parameters)
+        else:
+            sigma = calibrate(strategy, sampler, budget, parameters=parameters, accountant=accountant)
     else:
         sigma = number("noise_multiplier", noise_multiplier, at_least=0.0)
         report_at = min(1e-5, 0.1 / examples) if delta is None else number("delta", delta, above=0.0, below=1.0)
@@ -246,10 +269,18 @@ def plan(
         accountant,
         asked,
         objective,
+        guess,
     )
-    if budget is not None:
+    if budget is not None and not guess:
         _warn_reach(planned)
     return planned
+
+
+def _brought(noise: str | Strategy, steps: int) -> str | Strategy:
+    """A matrix from a file is what it is whoever takes part: read now, it tells its bands."""
+    if isinstance(noise, str) and STRATEGIES.parse(noise)[0].argument == "PATH":
+        return make_strategy(noise, steps)
+    return noise
 
 
 def _sampler(sampling: str, schedule: Schedule, noise: str | Strategy) -> Sampling:
@@ -309,15 +340,8 @@ def _noise_needed(sampling: Sampling, steps: int, budget: Budget | None) -> Call
     if isinstance(sampling, CyclicPoisson):
         return lambda strategy: strategy.column_norm()
     if isinstance(sampling, BallsInBins) and sampling.bins > 1 and budget is not None and math.isfinite(budget.epsilon):
-        return lambda strategy: estimate(strategy, sampling, budget)
+        return lambda strategy: estimated_noise(strategy, sampling, budget)
     return None
-
-
-def estimate(strategy: Strategy, sampling: Sampling, budget: Budget) -> float:
-    """The noise multiplier that balls in bins will need, quickly and not certified."""
-    from .accounting.monte_carlo import estimate_noise
-
-    return estimate_noise(strategy, sampling, budget)
 
 
 def _warn_delta(delta: float, examples: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..budget import Budget, Schedule, round_up, significant_up
-from ..compare import Compared, Progress, compare, recommend
+from ..compare import Compared, Progress, compare, decide
 from .output import err, grid, out, to_json
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def show_comparison(
             objective=objective,  # type: ignore[arg-type]
             progress=progress,
         )
-    chosen = recommend(rows, objective)  # type: ignore[arg-type]
+        rows, chosen = decide(budget, rows, objective, progress)  # type: ignore[arg-type]
     result: dict[str, Any] = {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
@@ -63,6 +63,8 @@ def show_comparison(
         f"each step needs. ms and MB: time and memory beyond independent noise, for {model} parameters. fixed-order is "
         "about zeroing out an example, the others about adding or removing one."
     )
+    if any(row.plan is not None and row.plan.estimated for row in rows):
+        out().print("~: estimated, to within a per cent or two; sordino plan --noise … --sampling … accounts for it.")
     if chosen is not None:
         out().print(f"\nRecommended: --noise {chosen.noise} --sampling {chosen.sampling}. {chosen.reason}.")
     for line in _missing(rows):
@@ -80,11 +82,12 @@ def _table(budget: Budget, rows: list[Compared], parameters: int | None) -> Any:
     for row in rows:
         if row.plan is None:
             continue
+        about = "~" if row.plan.estimated else ""
         cost = {key.removesuffix("_per_10M"): value for key, value in row.cost.as_dict(parameters).items()}
         table.add_row(
             row.plan.strategy.name,
             row.plan.sampling.name,
-            *(f"{value:.4g}" for value in (row.plan.noise_multiplier, row.plan.rmse, row.plan.max_se)),
+            *(f"{about}{value:.4g}" for value in (row.plan.noise_multiplier, row.plan.rmse, row.plan.max_se)),
             str(row.cost.stored),
             str(row.cost.regenerated),
             f"{cost['extra_ms_cpu']:.3g}",

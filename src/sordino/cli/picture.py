@@ -102,14 +102,12 @@ def _draw_rows(axes: Any, shown: Sequence[Compared]) -> None:
 
 
 def last_row(strategy: Strategy, lags: int) -> Any:
-    """``(C⁻¹)_{T−1, T−1−lag}``, lag = 0 … , over that of lag 0; a column of solve for each, a few at a time."""
+    """``(C⁻¹)_{T−1, T−1−lag}``, lag = 0 … , over that of lag 0."""
     import numpy as np
 
-    steps = strategy.steps
-    lags = min(lags, steps)
-    basis = np.zeros((steps, lags))
-    basis[steps - 1 - np.arange(lags), np.arange(lags)] = 1.0
-    row = strategy.solve(basis)[-1]
+    last = np.zeros(strategy.steps)
+    last[-1] = 1.0
+    row = strategy.solve_transposed(last)[::-1][:lags]
     return row / row[0]
 
 
@@ -146,6 +144,8 @@ def _draw_errors(axes: Any, planned: Sequence[Compared], objective: Objective) -
 def _draw_curves(axes: Any, shown: Sequence[Compared]) -> None:
     for i, row in enumerate(shown):
         assert row.plan is not None
+        if row.plan.estimated:
+            continue
         curve = [(delta, epsilon) for delta, epsilon in row.plan.epsilon_curve() if math.isfinite(epsilon)]
         if curve:
             axes.semilogx(*zip(*curve, strict=True), marker=".", lw=1, color=f"C{i}", label=_label(row))
