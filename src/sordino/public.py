@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .asked import shown, whole
+from .asked import flag, shown, whole
 from .batches import Source
 from .errors import SordinoError
 from .randomness import derived_seed, seeded
@@ -29,7 +29,7 @@ class Public:
 
     `losses` is called as in `private.backward`. With ``labels="model"`` or ``"random"`` the second item of an example
     (or its "labels" entry) is replaced; examples may also be bare inputs. `predict(inputs)` gives logits, by default
-    the model's output or its `.logits`.
+    the model's output or its `.logits`; with `multilabel` each of them is a yes or no of its own (drawn as 1.0 or 0.0).
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Public:
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         batch_size: int = 64,
+        multilabel: bool = False,
     ) -> None:
         if labels not in LABELS:
             raise SordinoError(f"labels={shown(labels)} is not known; choose one of: {', '.join(LABELS)}")
@@ -49,7 +50,7 @@ class Public:
         if predict is not None and not callable(predict):
             raise SordinoError(f"Public(predict={shown(predict)}) must be a function from inputs to logits")
         self.dataset, self.losses, self.labels, self.predict = dataset, losses, labels, predict
-        self.batch_size = whole("batch_size", batch_size, 1)
+        self.batch_size, self.multilabel = whole("batch_size", batch_size, 1), flag("multilabel", multilabel)
         self.source = Source(dataset, collate=collate, device=torch.device("cpu"), what="public data set")
 
     def describe(self) -> str:
@@ -94,6 +95,9 @@ class Public:
                 "labels drawn from the model need logits of shape (examples, ..., classes); pass predict=, or "
                 "labels='given'"
             )
+        if self.multilabel:
+            yes = logits.float().sigmoid().cpu() if self.labels == "model" else torch.full(logits.shape, 0.5)
+            return torch.bernoulli(yes, generator=generator).to(logits.device)
         probabilities = logits.float().softmax(-1).cpu()
         if self.labels == "random":
             probabilities = torch.full_like(probabilities, 1 / probabilities.shape[-1])

@@ -68,7 +68,7 @@ def test_the_gradient_and_the_loss() -> None:
     value = F.cross_entropy(model(public.dataset.tensors[0]), public.dataset.tensors[1])
     grads = torch.autograd.grad(value, list(model.parameters()))
     torch.testing.assert_close(operator.gradient(), torch.cat([g.flatten() for g in grads]))
-    assert operator.loss() == pytest.approx(float(value), rel=1e-6)
+    assert operator.loss() == pytest.approx(value.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("keep", [0, None])

@@ -60,15 +60,3 @@ class Dense(Operator):
 
     def dense(self, block: int = 64) -> Tensor:
         return (self.matrix + self.matrix.T) / 2
-
-
-class Scaled(Operator):
-    """S A S for a symmetric S given as a function."""
-
-    def __init__(self, inner: Operator, root: Operator) -> None:
-        self.inner, self.root = inner, root
-        self.size, self.dtype, self.device = inner.size, inner.dtype, inner.device
-
-    def matvec(self, v: Tensor) -> Tensor:
-        self.products += 1
-        return self.root.matvec(self.inner.matvec(self.root.matvec(v)))

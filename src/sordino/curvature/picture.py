@@ -1,8 +1,9 @@
-"""The picture of a spectrum: eigenvalue against place, both logarithmic, computed and fitted parts apart."""
+"""Pictures of a spectrum (eigenvalue against place, computed and fitted parts apart) and of dominance along a run."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,21 @@ def draw_spectrum(spectrum: Spectrum, path: str | os.PathLike[str], true: np.nda
     floor = max(float(values[positive][-1]), 1e-12 * spectrum.largest)
     axes.set_ylim(floor / 5, 3 * spectrum.largest)  # what rounding left of zeros is not shown
     axes.set_title(spectrum.description or "spectrum", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return _save(made, Path(path))
+
+
+def draw_dominance(
+    tracks: Mapping[str, Sequence[tuple[int, float]]], path: str | os.PathLike[str], private: bool = True
+) -> Path:
+    """ρ(H, Ĥ) against the step, one line for each run (NoiseCurve's Figure 2), and the line below which Ĥ bounds H."""
+    made, axes = _figure()
+    for label, track in tracks.items():
+        axes.plot([step for step, _ in track], [value for _, value in track], marker=".", label=label)
+    axes.axhline(1.0, color="0.4", lw=1, ls="--")
+    axes.set(xlabel="step", ylabel="$\\rho(H, \\hat{H})$", ylim=(0, None))
+    axes.set_title("private: from private data without noise, not to be released" if private else "", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return _save(made, Path(path))
