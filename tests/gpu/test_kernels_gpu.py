@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.gradients.gpu_path import agree, cases
+from tests.gradients.gpu_path import agree, cases, of_logits, once
 from tests.gradients.kernel_cases import CASES
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import sordino
+from sordino.gradients.engine import Engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,6 +29,21 @@ def test_kernels_agree_with_float64(case: str) -> None:
 @pytest.mark.parametrize("name", cases())
 def test_a_step_the_gpus_way_is_the_cpus(name: str, style: str) -> None:
     agree(name, "cuda", style)
+
+
+def test_more_groups_than_a_grid_takes() -> None:
+    """300 examples of 256 groups each."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 256, 2, 2)
+    found = []
+    for device in ("cpu", "cuda"):
+        model = nn.Sequential(nn.GroupNorm(256, 256), nn.Flatten(), nn.Linear(1024, 3)).to(device)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.linspace(-1, 1, p.numel()).reshape(p.shape))
+        found.append(once(Engine(model, dict(model.named_parameters())), of_logits, x.to(device), "flat"))
+    for name, total in found[0].sums.items():
+        assert (found[1].sums[name].cpu() - total).norm() < 2e-4 * total.norm(), name
 
 
 def network() -> nn.Module:

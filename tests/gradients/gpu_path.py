@@ -5,7 +5,6 @@ On a GPU as it is; as a script (TRITON_INTERPRET=1) on a CPU, in Triton's interp
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import torch

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sordino.gradients.rules import norms
+
 D = torch.float64
 CHECK_DTYPES = [(torch.float64, 1e-9), (torch.float32, 2e-4)]
 
@@ -271,6 +273,13 @@ def test_normalisation(compare, layer, shape, dtype, tol):
         if t.is_floating_point():
             t.uniform_(0.5, 1.5)
     check(compare, layer, shape, dtype=dtype, tol=tol if dtype == D else 2e-3)
+
+
+def test_group_norm_in_pieces(compare, monkeypatch):
+    """A GPU's kernel takes so many rows at once."""
+    monkeypatch.setattr(norms, "at_once", lambda g, rows, groups: 3)
+    check(compare, nn.GroupNorm(2, 4), (4, 6))
+    check(compare, nn.GroupNorm(2, 4), (4, 6), before=False)
 
 
 def test_rms_norm_written_out(compare):

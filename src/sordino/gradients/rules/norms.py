@@ -93,43 +93,57 @@ class GroupNorm(Operation):
 
     def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
         g, (x, mean, rstd) = grads[0].contiguous(), saved
-        rows, channels = x.shape[:2]
         layout = self.recorder.layout(self.key, g)
-        if layout is not None:
-            n = self.recorder.n
-            folded = layout.dim != 0 or rows != n
-            weight_grad, bias_grad = self._per_row(g, x, mean, rstd, at_once=folded)
-            if folded:
-                weight_grad, bias_grad = (
-                    layout.front(t, n).reshape(n, -1, channels).sum(1) for t in (weight_grad, bias_grad)
-                )
-            if self.trains_weight:
-                self.recorder.sink(self.weight, PerExample(weight_grad))
-            if self.trains_bias:
-                self.recorder.sink(self.bias, PerExample(bias_grad))
-        if not needed[0]:
-            return (None,)
-        back = torch.ops.aten.native_group_norm_backward(
-            g, x, mean, rstd, self.weight, rows, channels, x.shape[2:].numel(), self.groups, [True, False, False]
-        )
-        return (back[0],)
+        if layout is None:
+            return (self._backward(g, x, mean, rstd, needed[0])[0],)
+        if g.dtype in (torch.bfloat16, torch.float16):
+            back = self._backward(g, x, mean, rstd, needed[0])[0]
+            _, weight_grad, bias_grad = self._row_by_row(exact(g), exact(x), exact(mean), exact(rstd), False)
+        else:
+            back, weight_grad, bias_grad = self._row_by_row(g, x, mean, rstd, needed[0])
+        n, (rows, channels) = self.recorder.n, x.shape[:2]
+        if layout.dim != 0 or rows != n:
+            weight_grad, bias_grad = (
+                layout.front(t, n).reshape(n, -1, channels).sum(1) for t in (weight_grad, bias_grad)
+            )
+        if self.trains_weight:
+            self.recorder.sink(self.weight, PerExample(weight_grad))
+        if self.trains_bias:
+            self.recorder.sink(self.bias, PerExample(bias_grad))
+        return (back,)
 
-    def _per_row(self, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, at_once: bool) -> tuple[Tensor, Tensor]:
-        """Σ_l g_l x̂_l and Σ_l g_l of every row and channel, (rows, channels) each; maybe later, unless `at_once`."""
+    def _backward(self, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, needed: bool) -> tuple[Tensor | None, ...]:
         rows, channels = x.shape[:2]
-        if kernels_for(g, x):
-            from ..kernels import group_norm_sums
+        return torch.ops.aten.native_group_norm_backward(
+            g, x, mean, rstd, self.weight, rows, channels, x.shape[2:].numel(), self.groups, [needed, False, False]
+        )
 
-            weight, bias = torch.empty(2, rows, channels, device=g.device)
-            self.recorder.later.add(group_norm_sums, (g, x, mean, rstd, weight, bias))
-            if at_once:
-                self.recorder.later.flush()
-            return weight, bias
-        g, x = (exact(t).reshape(rows * channels, -1) for t in (g, x))
-        sum_g = g.sum(1).reshape(rows, channels)
-        sum_gx = torch.bmm(g[:, None], x[:, :, None]).reshape(rows, channels)
-        mean_, rstd_ = (exact(t).repeat_interleave(channels // self.groups, 1) for t in (mean, rstd))
-        return (sum_gx - mean_ * sum_g) * rstd_, sum_g
+    def _row_by_row(self, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, needed: bool) -> tuple[Any, Tensor, Tensor]:
+        """The input's gradient, and the weight's and the bias' of every row, (rows, channels): with all rows as the
+        channels of one, torch's own kernel adds nothing up over rows."""
+        rows, channels = x.shape[:2]
+        most = at_once(g, rows, self.groups)
+        parts = []
+        for lo in range(0, rows, most):
+            g_, x_, mean_, rstd_ = (
+                (g, x, mean, rstd) if most >= rows else (t[lo : lo + most] for t in (g, x, mean, rstd))
+            )
+            n = g_.shape[0]
+            weight = None if self.weight is None else self.weight.to(g.dtype).repeat(n)
+            back, *sums = torch.ops.aten.native_group_norm_backward(
+                g_, x_, mean_.reshape(1, -1), rstd_.reshape(1, -1), weight, 1, n * channels, x.shape[2:].numel(),
+                n * self.groups, [needed, True, True],
+            )  # fmt: skip
+            parts.append((back, *(s.view(n, channels) for s in sums)))
+        if len(parts) == 1:
+            return parts[0]
+        backs, weights, biases = zip(*parts, strict=True)
+        return torch.cat(backs) if needed else None, torch.cat(weights), torch.cat(biases)
+
+
+def at_once(g: Tensor, rows: int, groups: int) -> int:
+    """How many rows torch's kernel takes as one: on a GPU its grid has at most 65535 groups."""
+    return max(1, 65535 // groups) if g.is_cuda else rows
 
 
 def layer_norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
