@@ -69,27 +69,23 @@ def row(noise: str, rmse: float, stored: int = 0, regenerated: int = 0, identity
     return Compared(noise, "s", planned, None)
 
 
-def test_the_recommendation_weighs_error_against_memory_and_says_so() -> None:
+def test_the_recommendation_weighs_error_against_the_burden_of_a_step_and_says_so() -> None:
     plain = row("identity", 40.0, identity=True)
-    heavy, light = row("band-mf:64", 10.0, stored=63), row("band-inv-mf:64", 10.3, regenerated=63)
-    lighter = row("band-inv-mf:16", 10.4, regenerated=15)
+    heavy, buffers = row("band-mf:64", 10.0, stored=63), row("blt:4", 10.3, stored=4)
+    slow, light = row("band-inv-mf:64", 10.2, regenerated=63), row("band-inv-mf:4", 10.4, regenerated=3)
     missing = Compared("x", "s", None, "no")
-    found = recommend([heavy, light, lighter, plain, missing])
-    assert found is not None and found.noise == "band-inv-mf:16" and found.sampling == "s"
+    found = recommend([heavy, buffers, slow, light, plain, missing])
+    assert found is not None and found.noise == "band-inv-mf:4" and found.sampling == "s"
     assert "4.0% above the least (band-mf:64 with s, 10)" in found.reason
-    assert "keeps no vector where that keeps 63" in found.reason
-    assert "independent noise at its best (s) has 40" in found.reason
+    assert "each step draws 3 vectors again where that keeps 63 vectors" in found.reason
+    assert found.reason.endswith("independent noise at its best (s) has 40")
+    few = recommend([heavy, buffers, slow, plain])
+    assert few is not None and few.noise == "blt:4"  # 63 rows drawn again are more of a burden than 4 vectors
     only = recommend([heavy, row("lambda-cgd:0.9", 12.0, regenerated=1), plain])
-    assert only is not None and only.noise == "band-mf:64" and "the least of all" in only.reason
-    assert "keeps 63 vectors" in only.reason and "lambda-cgd:0.9 with s" in only.reason and "20% more" in only.reason
-    same = recommend([light, lighter, plain])
-    assert (
-        same is not None
-        and same.noise == "band-inv-mf:16"
-        and "draws 15 vectors again where that draws 63" in same.reason
-    )
+    assert only is not None and only.noise == "band-mf:64" and "the least of all; each step keeps 63" in only.reason
+    assert "lambda-cgd:0.9 with s, the best that keeps none, has 20% more error" in only.reason
     alone = recommend([plain, missing], "max-se")
-    assert alone is not None and alone.noise == "identity" and "largest error 80" in alone.reason
+    assert alone is not None and alone.noise == "identity" and alone.reason == "largest error 80, the least of all"
     assert recommend([missing]) is None
 
 
@@ -97,6 +93,7 @@ def test_cost_grows_with_what_is_read_and_kept() -> None:
     none, one, many, kept = StepCost(0, 0), StepCost(1, 0), StepCost(15, 0), StepCost(0, 15)
     for device in (CPU, GPU):
         assert none.extra(device) == 0.0 < one.extra(device) < kept.extra(device) < many.extra(device)
+    assert none.burden == 0.0 < one.burden < StepCost(0, 4).burden < many.burden < kept.burden < StepCost(63, 0).burden
     assert kept.as_dict(10_000_000)["noise_bytes_stored"] == 600_000_000
     assert many.as_dict(None)["extra_ms_cpu_per_10M"] == pytest.approx(15 * CPU.replay * 10)
     assert many.as_dict(1000)["noise_bytes_stored"] == 0

@@ -22,7 +22,7 @@ from .strategies.problem import Objective
 BANDWIDTHS = (4, 16, 64)
 LAMBDAS = ("", "0.8", "0.9", "0.95")  # "": the best one
 SMALL = 8  # a whole number up to this is not a bandwidth but what it is: a number of buffers
-WORTH = 0.05  # how much more error is a fair price for keeping less in memory
+WORTH = 0.05  # how much more error is a fair price for a lighter step
 
 Progress = Callable[[int, int, str], None]
 
@@ -40,6 +40,10 @@ class Compared:
     def cost(self) -> StepCost:
         assert self.plan is not None
         return StepCost.of(self.plan.strategy)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.plan is not None and self.plan.strategy.is_identity
 
     def is_called(self, noise: str, sampling: str) -> bool:
         return self.plan is not None and (self.plan.strategy.name, self.plan.sampling.name) == (noise, sampling)
@@ -179,40 +183,33 @@ def _order(row: Compared, objective: Objective) -> tuple[bool, float]:
 
 
 def recommend(rows: Iterable[Compared], objective: Objective = "rmse") -> Recommendation | None:
-    """The least error, unless something within 5 % of it keeps fewer vectors in memory; then that, and the trade."""
+    """The least error, unless something within 5 % of it burdens a step less; then that, and the trade."""
     planned = [row for row in rows if row.plan is not None]
     if not planned:
         return None
     best = min(planned, key=lambda row: row.error(objective))
     least = best.error(objective)
     near = [row for row in planned if row.error(objective) <= (1.0 + WORTH) * least]
-    chosen = min(near, key=lambda row: (row.cost.stored, row.cost.regenerated, row.error(objective)))
-    label = "RMSE" if objective == "rmse" else "largest error"
-    text = f"{label} {chosen.error(objective):.4g}"
+    chosen = min(near, key=lambda row: (row.cost.burden, row.error(objective)))
+    said = [f"{'RMSE' if objective == 'rmse' else 'largest error'} {chosen.error(objective):.4g}"]
     if chosen is best:
-        text += ", the least of all"
+        said[0] += ", the least of all"
+        said += [f"each step {_asks(best)}"] if best.cost.burden else []
         light = [row for row in planned if row.cost.stored == 0]
         if best.cost.stored and light:
             other = min(light, key=lambda row: row.error(objective))
             more = other.error(objective) / least - 1.0
-            text += (
-                f"; it keeps {_vectors(best.cost.stored)}, and {_named(other)}, the best that keeps none, has "
-                f"{more:.0%} more error"
-            )
+            said.append(f"{_named(other)}, the best that keeps none, has {more:.0%} more error")
     else:
         more = chosen.error(objective) / least - 1.0
-        saved = (
-            f"keeps {_vectors(chosen.cost.stored)} where that keeps {best.cost.stored}"
-            if chosen.cost.stored < best.cost.stored
-            else f"draws {_vectors(chosen.cost.regenerated)} again where that draws {best.cost.regenerated}"
-        )
-        text += f", {more:.1%} above the least ({_named(best)}, {least:.4g}), and {saved}"
-    plain = [row for row in planned if row.plan is not None and row.plan.strategy.is_identity]
-    if plain and not (chosen.plan is not None and chosen.plan.strategy.is_identity):
-        dp_sgd = min(plain, key=lambda row: row.error(objective))
-        text += f"; independent noise at its best ({dp_sgd.sampling}) has {dp_sgd.error(objective):.4g}"
+        said[0] += f", {more:.1%} above the least ({_named(best)}, {least:.4g})"
+        said.append(f"each step {_asks(chosen)} where that {_asks(best)}")
+    plain = [row for row in planned if row.is_plain]
+    if plain and not chosen.is_plain:
+        other = min(plain, key=lambda row: row.error(objective))
+        said.append(f"independent noise at its best ({other.sampling}) has {other.error(objective):.4g}")
     assert chosen.plan is not None
-    return Recommendation(chosen.plan.strategy.name, chosen.plan.sampling.name, text)
+    return Recommendation(chosen.plan.strategy.name, chosen.plan.sampling.name, "; ".join(said))
 
 
 def _named(row: Compared) -> str:
@@ -220,5 +217,9 @@ def _named(row: Compared) -> str:
     return f"{row.plan.strategy.name} with {row.plan.sampling.name}"
 
 
-def _vectors(count: int) -> str:
-    return {0: "no vector", 1: "1 vector"}.get(count, f"{count} vectors")
+def _asks(row: Compared) -> str:
+    """What a step needs of the past, in words."""
+    kept, redrawn = row.cost.stored, row.cost.regenerated
+    if kept:
+        return f"keeps {kept} vector{'s' if kept > 1 else ''}"
+    return f"draws {redrawn} vector{'s' if redrawn > 1 else ''} again" if redrawn else "needs nothing of the past"

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from .accounting import Account, account, calibrate, number, resolve, supported
@@ -51,12 +52,12 @@ class Plan:
     def delta(self) -> float:
         return self.budget.delta
 
-    @property
+    @cached_property
     def rmse(self) -> float:
         """Root mean square error of all partial results of the workload, in clip norms."""
         return self.strategy.rmse(self.workload) * self.noise_multiplier
 
-    @property
+    @cached_property
     def max_se(self) -> float:
         """Error of the worst partial result."""
         return self.strategy.max_se(self.workload) * self.noise_multiplier

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..strategies import Workload
 
 PATIENCE = 2.0  # seconds before a progress bar shows
+SHOWN = 30  # rows of the table
 
 
 def show_comparison(
@@ -63,6 +64,9 @@ def show_comparison(
         f"each step needs. ms and MB: time and memory beyond independent noise, for {model} parameters. fixed-order is "
         "about zeroing out an example, the others about adding or removing one."
     )
+    planned = sum(row.plan is not None for row in rows)
+    if planned > SHOWN:
+        out().print(f"These are the best {SHOWN} of {planned}; --sampling shows those of one sampler, --json all.")
     if any(row.plan is not None and row.plan.estimated for row in rows):
         out().print("~: estimated, to within a per cent or two; sordino plan --noise … --sampling … accounts for it.")
     if chosen is not None:
@@ -79,9 +83,8 @@ def _table(budget: Budget, rows: list[Compared], parameters: int | None) -> Any:
         column.no_wrap = True
     for column in table.columns[2:]:
         column.justify = "right"
-    for row in rows:
-        if row.plan is None:
-            continue
+    for row in [row for row in rows if row.plan is not None][:SHOWN]:
+        assert row.plan is not None
         about = "~" if row.plan.estimated else ""
         cost = {key.removesuffix("_per_10M"): value for key, value in row.cost.as_dict(parameters).items()}
         table.add_row(

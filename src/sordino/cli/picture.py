@@ -98,6 +98,7 @@ def _draw_rows(axes: Any, shown: Sequence[Compared]) -> None:
     axes.set(
         xlabel="steps back", ylabel="|coefficient|, relative to the step's own", title="What is taken back: rows of C⁻¹"
     )
+    axes.set_ylim(bottom=max(1e-5, axes.get_ylim()[0]))
     axes.legend(fontsize=7, loc="lower left")
 
 
@@ -138,7 +139,9 @@ def _draw_errors(axes: Any, planned: Sequence[Compared], objective: Objective) -
     axes.xaxis.set_major_formatter("{x:.0f}")
     label = "RMSE" if objective == "rmse" else "largest error"
     axes.set(xlabel="vectors of noise a step reads (bands, buffers)", ylabel=f"{label}, in clip norms", title="Error")
-    axes.legend(fontsize=7, ncols=2)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.45)  # room for the legend
+    axes.legend(fontsize=7, ncols=2, loc="upper right")
 
 
 def _draw_curves(axes: Any, shown: Sequence[Compared]) -> None:
