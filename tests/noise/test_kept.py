@@ -41,6 +41,7 @@ OUTPUTS: dict[str, Any] = {
     "a ring and buffers": Buffers(ring=True, moving=True),
     "bsr:2": make_strategy("bsr:2", T),
     "bsr:5": make_strategy("bsr:5", T),
+    "band-mf-general:3": make_strategy("band-mf-general:3", T),
 }
 ALL = ROWS | OUTPUTS
 

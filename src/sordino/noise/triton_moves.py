@@ -197,10 +197,13 @@ def _move(
 
 # -- launching -------------------------------------------------------------------------------------------------------
 
-_OPTIONS: dict[str, Any] = {"UNROLL": True, "num_warps": 4, "enable_fp_fusion": False}
+# The ten double rounds as a loop: it is compiled in a second or two rather than in ten to thirty.
+_OPTIONS: dict[str, Any] = {"UNROLL": False, "num_warps": 4, "enable_fp_fusion": False}
 
 
-def add_terms_(parts: Sequence[tuple[str, Tensor, int]], terms: Sequence[tuple[bytes, int, float]]) -> None:
+def add_terms_(
+    parts: Sequence[tuple[str, Tensor, int]], terms: Sequence[tuple[bytes, int, float]], **options: Any
+) -> None:
     """As `triton_kernel.add_normals_`, for terms under at most two keys."""
     device = parts[0][1].device
     keys = list(dict.fromkeys(key for key, _, _ in terms))
@@ -209,8 +212,9 @@ def add_terms_(parts: Sequence[tuple[str, Tensor, int]], terms: Sequence[tuple[b
     table, owner = _tables([Part(None, name, offset, t.numel()) for name, t, offset in parts], tensors, device)
     with _on(device):
         _add_terms[(owner.numel(),)](
-            table, owner, plan, len(terms), *key_words(keys[0]), *key_words(keys[-1]), KEYS=len(keys), **_OPTIONS
-        )
+            table, owner, plan, len(terms), *key_words(keys[0]), *key_words(keys[-1]), KEYS=len(keys),
+            **{**_OPTIONS, **options},
+        )  # fmt: skip
 
 
 def run_move(move: Move, parts: Sequence[Part], flat: Mapping[str, Tensor] | None, kept: Tensor) -> None:
