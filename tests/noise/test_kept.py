@@ -176,6 +176,17 @@ def test_sums_in_another_order_in_memory_get_the_same_noise(strategy: Any) -> No
         assert same(a, b) and a["w"].any()
 
 
+def test_kept_vectors_are_float32_whatever_the_default_is() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        noise = made(OUTPUTS["bsr:5"], "host")
+        found = [one(noise, step) for step in range(3)]
+        assert noise._kept is not None and noise._kept.vectors.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all_same(found, run(made(OUTPUTS["bsr:5"]), steps=3))
+
+
 def test_sums_of_float32_and_float64_together() -> None:
     for strategy in (ROWS["bisr:5"], OUTPUTS["buffers"]):
         single, double = run(made(strategy, "host")), run(made(strategy, "host"), torch.float64)

@@ -9,7 +9,9 @@ Whoever has these vectors can remove noise. They are never saved; `wipe` overwri
 
 from __future__ import annotations
 
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +23,7 @@ from .chunks import CHUNK_TILES, Chunk, Part, share
 from .gpu import has_kernels
 from .moves import Move, move_on_cpu
 from .storage import Storage
-from .streaming import Pipeline
+from .streaming import Pipeline, pinned, unpin
 
 Tick = Callable[[int], None]  # takes the number of (tile, move) pairs done
 CACHED = 1 << 20  # bytes of kept vectors to a chunk that several moves go over
@@ -42,10 +44,15 @@ class Kept:
         self.on_gpu = storage.device.type == "cuda" and has_kernels()
         if storage.device.type == "cuda" and not self.on_gpu:
             warnings.warn("noise kept for a GPU is made on the CPU, slowly: install triton 3.3 or later", stacklevel=5)
-        pinned = self.on_gpu and storage.kind == "host"
         shape = (storage.vectors, self.tiles * TILE)
-        self.vectors = torch.zeros(shape, dtype=torch.float32, device=storage.home, pin_memory=pinned)
-        self.pipeline = Pipeline(self.vectors, self.parts, storage.device) if pinned else None
+        self.pipeline: Pipeline | None = None
+        if self.on_gpu and storage.kind == "host":
+            self.vectors = pinned(*shape)
+            self._unpin = weakref.finalize(self, unpin, self.vectors, os.getpid())
+            self._unpin.atexit = False
+            self.pipeline = Pipeline(self.vectors, self.parts, storage.device)
+        else:
+            self.vectors = torch.zeros(shape, dtype=torch.float32, device=storage.home)
 
     def run(self, moves: Sequence[Move], flat: Mapping[str, Tensor] | None, anew: bool, tick: Tick | None) -> None:
         """All `moves` in turn; `flat` are the sums, contiguous and flat. With `anew`, the vectors begin at zero."""
@@ -111,6 +118,8 @@ class Kept:
         if self.pipeline is not None:
             self.pipeline.wipe()
         self.vectors.zero_()
+        if self.pipeline is not None:
+            self._unpin()
         self.vectors, self.pipeline = torch.empty(0), None
 
     def drop(self) -> None:

@@ -9,6 +9,7 @@ go on while the caller's next work begins.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,21 @@ LARGEST = 1 << 24  # bytes of one vector in a stage: enough for the bus's full s
 Worker = Callable[[Tensor, list[Part], dict[str, Tensor]], None]
 
 
+def pinned(*shape: int) -> Tensor:
+    """Zeros in page-locked memory, of this size and no larger (torch's own allocator rounds up to a power of two)."""
+    found = torch.zeros(shape, dtype=torch.float32)
+    size = found.numel() * found.element_size()
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0))
+    return found
+
+
+def unpin(tensor: Tensor, process: int) -> None:
+    """Before its memory is given back; a forked child has no part in it."""
+    if os.getpid() == process:
+        torch.cuda.synchronize()  # copies may be under way
+        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+
+
 class Pipeline:
     """Two stages for the `vectors`, (m, tiles·TILE) in pinned memory, of these parts."""
 
@@ -30,7 +46,7 @@ class Pipeline:
         self.vectors, self.cuda = vectors, device.type == "cuda"
         tiles = max(1, min(STAGES // (8 * TILE * len(vectors)), LARGEST // (4 * TILE), vectors.shape[1] // TILE))
         self.chunks = cut(parts, 1, tiles)
-        self.stages = [torch.empty(len(vectors), tiles * TILE, device=device) for _ in range(2)]
+        self.stages = [torch.empty(len(vectors), tiles * TILE, dtype=torch.float32, device=device) for _ in range(2)]
         if self.cuda:
             self.inward, self.outward = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self.inward.wait_stream(torch.cuda.current_stream(device))  # what lay in the stages' memory before
