@@ -116,7 +116,7 @@ class GroupNormBackward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if any(ctx.needs_input_grad):  # the means over a group that every derivative needs
             unit = ((x.reshape(*r.shape, -1) - mean[..., None]) * r[..., None]).reshape(x.shape)
-            ctx.save_for_backward(g, x, weight, mean, r, d, unit, _dots(g, unit), _dots(g))
+            ctx.save_for_backward(g, x, weight, mean, r, d, unit, *_rows(g, x, mean, r)[1:])
         return d, dw, db
 
     @staticmethod
@@ -128,40 +128,55 @@ class GroupNormBackward(torch.autograd.Function):
         groups, mask = ctx.how
         need, shape = ctx.needs_input_grad, [1, -1] + [1] * (x.dim() - 2)
         to_g = to_x = to_w = None
-        if cw is not None:
-            if need[0]:
-                to_g = unit * cw.reshape(shape)
-            if need[1]:
-                to_x = _norm_gradients(g, x, cw, mean, r, groups, (True, False, False))[0]
-        if cb is not None and need[0]:
-            to_g = cb.reshape(shape).expand_as(g).clone() if to_g is None else to_g.add_(cb.reshape(shape))
-        if c is not None:
-            c = c.contiguous()
-            q = _norm_gradients(c, x, None, mean, r, groups, (True, False, False))[0]
-            if need[0]:
-                first = q if weight is None else q * weight.reshape(shape)
-                to_g = first if to_g is None else to_g.add_(first)
-            if need[2] and weight is not None:
-                to_w = _dots(g, q).sum(0)
-            if need[1]:
-                # means over (examples, groups), from sums over (examples, channels)
-                pick, size = (lambda sums: sums.reshape(*r.shape, -1).sum(-1)), x[0].numel() // groups
-                scaled = (lambda sums: sums) if weight is None else (lambda sums: sums * weight)
-                a_u, m_u = pick(scaled(g_unit)) / size, pick(scaled(g_one)) / size
-                a_c, m_c, m_cu = (pick(s) / size for s in (_dots(c, unit), _dots(c), scaled(_dots(c, g))))
-                rows = (*r.shape, -1)
-                along = torch.mul(q.view(rows), (-r * a_u)[..., None])
-                along.addcmul_(d.view(rows), (-r * a_c)[..., None])
-                along.addcmul_(unit.view(rows), (-r.square() * (m_cu - m_c * m_u - a_c * a_u))[..., None])
-                to_x = along.view(x.shape) if to_x is None else to_x.add_(along.view(x.shape))
+        if need[0] and cw is not None:
+            to_g = unit * cw.view(shape) if cb is None else torch.addcmul(cb.view(shape), unit, cw.view(shape))
+        elif need[0] and cb is not None:
+            to_g = cb.view(shape).expand_as(g).clone()
+        if need[1] and cw is not None:
+            to_x = _norm_gradients(g, x, cw, mean, r, groups, (True, False, False))[0]
+        if c is None:
+            return to_g, to_x, None, None, None, None, None
+        q, c_unit, c_one = _rows(c.contiguous(), x, mean, r)
+        c_g = _dots(c.contiguous(), g) if need[1] else None
+        if need[2] and weight is not None:
+            to_w = _dots(g, q).sum(0)
+        if need[0]:
+            if weight is None:
+                to_g = q.clone() if to_g is None else to_g.add_(q)
+            else:
+                to_g = q * weight.view(shape) if to_g is None else to_g.addcmul_(q, weight.view(shape))
+        if c_g is not None:
+            rows, size = (*r.shape, -1), x[0].numel() // groups
+
+            def mean_of(sums: Tensor, scale: Tensor | None = None) -> Tensor:
+                """From sums over channels the mean over each group."""
+                return (sums if scale is None else sums * scale).reshape(rows).sum(-1, keepdim=True) / size
+
+            a_u, m_u, m_cu = mean_of(g_unit, weight), mean_of(g_one, weight), mean_of(c_g, weight)
+            a_c, m_c, scale = mean_of(c_unit), mean_of(c_one), r[..., None]
+            along = torch.mul(q.view(rows), -scale * a_u) if to_x is None else to_x.view(rows)
+            if to_x is not None:
+                along.addcmul_(q.view(rows), -scale * a_u)
+            along.addcmul_(d.view(rows), -scale * a_c)
+            along.addcmul_(unit.view(rows), -scale.square() * (m_cu - m_c * m_u - a_c * a_u))
+            to_x = along.view(x.shape)
         return to_g, to_x, to_w, None, None, None, None
 
 
-def _dots(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """Σ ab over each channel of each example."""
-    if b is None:
-        return a.flatten(2).sum(2)
-    return torch.linalg.vecdot(a.flatten(2), b.flatten(2))
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """Σ ab over each channel of each example, in one pass: Σ g x̂ of a normalisation with mean 0 and r = 1."""
+    n, channels = a.shape[:2]
+    zero, one, ones = a.new_zeros(1, 1), a.new_ones(1, 1), a.new_ones(n * channels)
+    where = (1, n * channels, a[0, 0].numel(), 1, [False, True, False])
+    return torch.ops.aten.native_group_norm_backward(a, b, zero, one, ones, *where)[1].view(n, channels)
+
+
+def _rows(g: Tensor, x: Tensor, mean: Tensor, r: Tensor) -> tuple:
+    """rP g, and Σ g x̂ and Σ g over each channel of each example (as if all were channels of one)."""
+    n, channels = x.shape[:2]
+    ones, where = g.new_ones(n * channels), (1, n * channels, x[0, 0].numel(), mean.numel(), [True, True, True])
+    d, along, total = torch.ops.aten.native_group_norm_backward(g, x, mean.view(1, -1), r.view(1, -1), ones, *where)
+    return d.view(x.shape), along.view(n, channels), total.view(n, channels)
 
 
 def _wide(*tensors: Tensor | None) -> bool:
