@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -207,6 +208,48 @@ def test_the_published_setting() -> None:
     assert time.process_time() - start < 60.0
     assert problem.loss(s) <= 20.7521 < 0.995 * problem.loss(toeplitz)
     assert s.certificate["optimality"] <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "workload", [Workload(), Workload(0.5, 0.999, (0.1,) * 900)], ids=["prefix sum", "momentum and decay"]
+)
+def test_long_runs_begin_with_what_fewer_steps_add_to_toeplitz(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["sordino.strategies.band_mf_general"]
+    problem = Problem(900, workload=workload)
+    toeplitz = module._toeplitz(problem, 5)  # type: ignore[attr-defined]
+    begun = module._from_fewer_steps(problem, toeplitz)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(np.linalg.norm(begun, axis=1), 1.0)
+    least, before, after = (
+        Banded("example", columns.T).rmse(workload)
+        for columns in (module.band_mf_general("5", problem).entries.T, toeplitz, begun)  # type: ignore[attr-defined]
+    )
+    assert least < after < before and before - after > 0.5 * (before - least)
+    for other in (Problem(200), Problem(900, workload=Workload(learning_rates=tuple(np.linspace(1.0, 0.1, 900))))):
+        there = module._toeplitz(other, 5)  # type: ignore[attr-defined]
+        assert module._from_fewer_steps(other, there) is there  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "_FEW", 10**9)
+    found = module._optimised(problem, 5)  # type: ignore[attr-defined]
+    assert Banded("example", found["columns"].T).rmse(workload) == pytest.approx(least, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_64_000_steps_with_64_bands() -> None:
+    """Half a minute of one core's time and 1.5 GB."""
+    script = """
+import resource
+from sordino.budget import Participation
+from sordino.strategies import Problem, make_strategy
+problem = Problem(64_000, Participation(64_000, 10, 6_400))
+general, toeplitz = (make_strategy(f"{name}:64", problem) for name in ("band-mf-general", "band-mf"))
+assert problem.loss(general) < 0.9985 * problem.loss(toeplitz), (problem.loss(general), problem.loss(toeplitz))
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e6)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, gigabytes = map(float, done.stdout.split())
+    assert seconds < 90.0 and gigabytes < 2.0
 
 
 @pytest.mark.slow
