@@ -1,8 +1,8 @@
 """What correlated noise costs a step beside independent noise: time for past noise, memory for what is kept.
 
-The constants are medians measured by ``benchmarks/noise.py`` (CPU: 10 million normals, two cores of an AMD EPYC with
-AVX-512; GPU: 100 million, NVIDIA H200) and, for kept vectors, ``benchmarks/correlated.py``. They serve to compare
-strategies: another machine moves all of them, and the order of two strategies rarely with it.
+The constants were measured: on a CPU as processor time of one core of an AMD EPYC with AVX-512 (10 million entries;
+1, 2 and 4 rows, 3 and 15 kept vectors), on a GPU as time on an NVIDIA H200 (100 million; 1 and 2 rows, 15 kept vectors).
+They serve to compare strategies: another machine moves all of them, and the order of two strategies rarely with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Device:
     kept: float
 
 
-CPU = Device("CPU", fresh=3.79, replay=3.25, kept=0.60)
+CPU = Device("CPU", fresh=3.3, replay=3.3, kept=0.33)
 GPU = Device("GPU", fresh=0.00380, replay=0.00505, kept=0.00293)
 BYTES = 4  # of an entry of a kept vector
 
@@ -42,7 +42,7 @@ class StepCost:
         """Nanoseconds per parameter more than a step of independent noise.
 
         >>> StepCost(regenerated=1, stored=0).extra(CPU)
-        3.25
+        3.3
         """
         return self.regenerated * device.replay + self.stored * device.kept
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..budget import Budget, Schedule, round_up, significant_up
-from ..compare import Compared, Progress, compare, decide
-from .output import err, grid, out, to_json
+from ..compare import Compared, compare, decide
+from .output import grid, out, to_json
+from .waiting import waiting
 
 if TYPE_CHECKING:
     from ..strategies import Workload
 
-PATIENCE = 2.0  # seconds before a progress bar shows
 SHOWN = 30  # rows of the table
+WIDE = 112  # columns of text that all of it needs
 
 
 def show_comparison(
@@ -31,7 +29,7 @@ def show_comparison(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    with late_bar() as progress:
+    with waiting("comparing") as progress:
         rows = compare(
             budget,
             **dataclasses.asdict(schedule),
@@ -57,12 +55,12 @@ def show_comparison(
     if as_json:
         print(to_json(result))
         return
-    out().print(_table(budget, rows, parameters))
+    out().print(_table(budget, rows, parameters, objective))
     model = "10M" if parameters is None else f"{parameters:,}"
     out().print(
-        "RMSE and max: the error of the sum of the noise, in clip norms; less is better. Kept, redrawn: noise vectors "
-        f"each step needs. ms and MB: time and memory beyond independent noise, for {model} parameters. fixed-order is "
-        "about zeroing out an example, the others about adding or removing one."
+        "σ: the noise multiplier. RMSE, max: the error of the sum of the noise, in clip norms; less is better. Kept, "
+        "redrawn: noise vectors each step needs. ms, MB: time and memory beyond independent noise, for "
+        f"{model} parameters. fixed-order is about zeroing out an example, the others about adding or removing one."
     )
     planned = sum(row.plan is not None for row in rows)
     if planned > SHOWN:
@@ -75,10 +73,13 @@ def show_comparison(
         out().print(line)
 
 
-def _table(budget: Budget, rows: list[Compared], parameters: int | None) -> Any:
+def _table(budget: Budget, rows: list[Compared], parameters: int | None, objective: str) -> Any:
+    """On a narrow terminal without the costs in time and memory, and with the one error that is compared."""
+    wide = out().width >= WIDE
     title = f"Noise that ε = {round_up(budget.epsilon)}, δ = {significant_up(budget.delta)} needs"
-    names = ("multiplier", "RMSE", "max", "kept", "redrawn", "ms CPU", "ms GPU", "MB")
-    table = grid("noise", "sampling", *names, title=title)
+    errors = ("RMSE", "max") if wide else ("RMSE",) if objective == "rmse" else ("max",)
+    costs = ("ms CPU", "ms GPU", "MB") if wide else ()
+    table = grid("noise", "sampling", "σ", *errors, "kept", "redrawn", *costs, title=title)
     for column in table.columns[1:]:
         column.no_wrap = True
     for column in table.columns[2:]:
@@ -87,16 +88,18 @@ def _table(budget: Budget, rows: list[Compared], parameters: int | None) -> Any:
         assert row.plan is not None
         about = "~" if row.plan.estimated else ""
         cost = {key.removesuffix("_per_10M"): value for key, value in row.cost.as_dict(parameters).items()}
-        table.add_row(
-            row.plan.strategy.name,
-            row.plan.sampling.name,
-            *(f"{about}{value:.4g}" for value in (row.plan.noise_multiplier, row.plan.rmse, row.plan.max_se)),
-            str(row.cost.stored),
-            str(row.cost.regenerated),
-            f"{cost['extra_ms_cpu']:.3g}",
-            f"{cost['extra_ms_gpu']:.2g}",
-            f"{cost['noise_bytes_stored'] / 1e6:.3g}",
-        )
+        cells = {
+            "σ": f"{about}{row.plan.noise_multiplier:.4g}",
+            "RMSE": f"{about}{row.plan.rmse:.4g}",
+            "max": f"{about}{row.plan.max_se:.4g}",
+            "kept": str(row.cost.stored),
+            "redrawn": str(row.cost.regenerated),
+            "ms CPU": f"{cost['extra_ms_cpu']:.3g}",
+            "ms GPU": f"{cost['extra_ms_gpu']:.2g}",
+            "MB": f"{cost['noise_bytes_stored'] / 1e6:.0f}",
+        }
+        chosen = [cells[str(column.header)] for column in table.columns[2:]]
+        table.add_row(row.plan.strategy.name, row.plan.sampling.name, *chosen)
     return table
 
 
@@ -112,31 +115,3 @@ def _missing(rows: list[Compared]) -> Iterator[str]:
                 names.append(name)
     for (sampling, why), names in grouped.items():
         yield f"Not with {sampling}: {', '.join(names)} ({why})"
-
-
-@contextmanager
-def late_bar() -> Iterator[Progress]:
-    """A progress bar on stderr (if that is a terminal), once it has taken `PATIENCE` seconds."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        TextColumn("{task.completed}/{task.total}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=err(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    task = bar.add_task("", total=None)
-    start = time.monotonic()
-
-    def progress(done: int, total: int, what: str) -> None:
-        bar.update(task, completed=done, total=total, description=what)
-        if not bar.live.is_started and time.monotonic() - start > PATIENCE and not bar.disable:
-            bar.start()
-
-    try:
-        yield progress
-    finally:
-        bar.stop()

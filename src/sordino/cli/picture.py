@@ -82,12 +82,12 @@ def _label(row: Compared) -> str:
 
 
 def _draw_rows(axes: Any, shown: Sequence[Compared]) -> None:
-    """The last row of C⁻¹ by lag: what step T takes of the noise of the steps before."""
+    """The middle row of C⁻¹ by lag: what a step takes of the noise of the steps before."""
     import numpy as np
 
     for i, row in enumerate(shown):
         assert row.plan is not None
-        c = last_row(row.plan.strategy, 64)
+        c = middle_row(row.plan.strategy, 64)
         lag = np.flatnonzero(np.abs(c) > 1e-9)
         lag = lag[lag > 0]
         if lag.size:
@@ -96,19 +96,22 @@ def _draw_rows(axes: Any, shown: Sequence[Compared]) -> None:
         else:
             axes.plot([], [], color=f"C{i}", label=f"{_label(row)} (none)")
     axes.set(
-        xlabel="steps back", ylabel="|coefficient|, relative to the step's own", title="What is taken back: rows of C⁻¹"
+        xlabel="steps back",
+        ylabel="|coefficient|, relative to the step's own",
+        title="What a step takes back: a row of C⁻¹",
     )
     axes.set_ylim(bottom=max(1e-5, axes.get_ylim()[0]))
     axes.legend(fontsize=7, loc="lower left")
 
 
-def last_row(strategy: Strategy, lags: int) -> Any:
-    """``(C⁻¹)_{T−1, T−1−lag}``, lag = 0 … , over that of lag 0."""
+def middle_row(strategy: Strategy, lags: int) -> Any:
+    """``(C⁻¹)_{t, t−lag}``, lag = 0 … , over that of lag 0, for a step t in the middle of the run."""
     import numpy as np
 
-    last = np.zeros(strategy.steps)
-    last[-1] = 1.0
-    row = strategy.solve_transposed(last)[::-1][:lags]
+    unit = np.zeros(strategy.steps)
+    t = max(strategy.steps // 2, min(strategy.steps, lags) - 1)
+    unit[t] = 1.0
+    row = strategy.solve_transposed(unit)[t::-1][:lags]
     return row / row[0]
 
 

@@ -12,6 +12,7 @@ from ..cost import StepCost
 from ..errors import SordinoError
 from ..plan import Plan, plan
 from .output import grid, out, to_json
+from .waiting import waiting
 
 if TYPE_CHECKING:
     from ..registry import Registry
@@ -45,17 +46,19 @@ def show_plan(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    planned = plan(
-        budget,
-        **dataclasses.asdict(schedule),
-        noise=noise,
-        sampling=sampling,
-        parameters=parameters,
-        accountant=accountant,
-        workload=workload,
-        objective=objective,  # type: ignore[arg-type]  # looked at where it is used
-    )
-    _show(planned, planned.as_dict(), picture, as_json)
+    with waiting(f"{noise}, {sampling}"):
+        planned = plan(
+            budget,
+            **dataclasses.asdict(schedule),
+            noise=noise,
+            sampling=sampling,
+            parameters=parameters,
+            accountant=accountant,
+            workload=workload,
+            objective=objective,  # type: ignore[arg-type]  # looked at where it is used
+        )
+        result = planned.as_dict() | _curve(planned)
+    _show(planned, result, picture, as_json)
 
 
 def show_account(
@@ -76,26 +79,30 @@ def show_account(
         raise SordinoError("--noise-multiplier missing; sordino plan finds the one that a budget needs")
     if delta is None:
         raise SordinoError("--delta missing; choose it well under one over the number of examples, such as 1e-5")
-    planned = plan(
-        **dataclasses.asdict(schedule),
-        noise=noise,
-        sampling=sampling,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        parameters=parameters,
-        accountant=accountant,
-        workload=workload,
-        objective=objective,  # type: ignore[arg-type]
-    )
-    result = planned.as_dict()
-    if steps is not None:
-        result |= {"epsilon": planned.account(steps).epsilon, "steps_released": steps}
+    with waiting(f"{noise}, {sampling}"):
+        planned = plan(
+            **dataclasses.asdict(schedule),
+            noise=noise,
+            sampling=sampling,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            parameters=parameters,
+            accountant=accountant,
+            workload=workload,
+            objective=objective,  # type: ignore[arg-type]
+        )
+        result = planned.as_dict() | _curve(planned)
+        if steps is not None:
+            result |= {"epsilon": planned.account(steps).epsilon, "steps_released": steps}
     _show(planned, result, picture, as_json)
 
 
+def _curve(planned: Plan) -> dict[str, Any]:
+    return {"epsilon_curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in planned.epsilon_curve()]}
+
+
 def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: bool) -> None:
-    curve = planned.epsilon_curve()
-    result["epsilon_curve"] = [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve]
+    curve = [(point["delta"], point["epsilon"]) for point in result["epsilon_curve"]]
     result |= StepCost.of(planned.strategy).as_dict(planned.parameters)
     if picture is not None:
         from .picture import draw_plan
@@ -129,7 +136,7 @@ def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: 
     if "noise_bytes_stored" in result:
         rows["memory for noise"] = f"{result['noise_bytes_stored'] / 2**20:.1f} MiB"
     if result["failure_probability"]:
-        rows["failure probability"] = f"{result['failure_probability']:.1g}, inside δ"
+        rows["failure probability"] = f"{result['failure_probability']:.1g}, inside δ ({result['samples']} samples)"
     for name, value in rows.items():
         table.add_row(name, value)
     out().print(table)
