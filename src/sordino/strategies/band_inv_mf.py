@@ -17,7 +17,8 @@ from .cache import cached
 from .problem import Problem
 from .toeplitz import Toeplitz, parse_bandwidth
 from .toeplitz_constrained import constrained
-from .toeplitz_optimizing import Optimum, certified, goldstein, inverse_banded_loss, minimise, question, recalled
+from .toeplitz_found import certified, question, recalled
+from .toeplitz_optimizing import Optimum, PartialSums, goldstein, inverse_banded_loss
 
 NAME = "band-inv-mf"
 _FLAT = 1e-3  # a gradient above this is a kink's
@@ -52,19 +53,21 @@ def band_inv_mf(argument: str, problem: Problem, definition: Mapping[str, np.nda
 
 
 def _optimised(problem: Problem, bands: int) -> dict[str, np.ndarray]:
-    loss = inverse_banded_loss(problem)
+    loss, sums = inverse_banded_loss(problem), PartialSums(problem.steps, bands)
 
     def worth(optimum: Optimum) -> float:
         return loss(optimum.x)[0]
 
-    tried = [minimise(loss, inverse_square_root(bands)[1:], iterations=_ITERATIONS)]
+    tried = [sums.minimise(loss, inverse_square_root(bands)[1:], iterations=_ITERATIONS)]
     if tried[0].gradient > _FLAT:  # the bound has kinks, where a search may end early: then from elsewhere, too
         tried.append(replace(tried[0], x=np.zeros(bands - 1), iterations=0))  # C = I, a kink itself
         fewer = band_inv_mf(str(-(-bands // 4)), problem).definition()["inverse_coefficients"]
-        tried.append(minimise(loss, np.concatenate([fewer, np.zeros(bands - len(fewer))])[1:], iterations=_ITERATIONS))
+        tried.append(
+            sums.minimise(loss, np.concatenate([fewer, np.zeros(bands - len(fewer))])[1:], iterations=_ITERATIONS)
+        )
         if bands * problem.steps <= _AFFORDABLE:
             tried.append(constrained(problem, min(tried, key=worth).x))
-            tried.append(minimise(loss, tried[-1].x, iterations=_ITERATIONS))
+            tried.append(sums.minimise(loss, tried[-1].x, iterations=_ITERATIONS))
     found = min(tried, key=worth)
     gradient = float(np.abs(loss(found.x)[1]).max(initial=0.0))
     if _FLAT < gradient and bands <= _CERTIFIED:

@@ -18,16 +18,13 @@ from .bsr import square_root
 from .cache import cached
 from .problem import Problem
 from .toeplitz import Toeplitz, parse_bandwidth
+from .toeplitz_found import certified, participations, question, recalled
 from .toeplitz_optimizing import (
     Decrements,
     Optimum,
     banded_loss,
-    certified,
     column_norms,
     minimise,
-    participations,
-    question,
-    recalled,
     unit_columns_loss,
 )
 

@@ -18,7 +18,7 @@ from .blt_optimizing import VERSION, coefficients, optimised
 from .cache import cached
 from .problem import Problem
 from .toeplitz import Toeplitz
-from .toeplitz_optimizing import certified, question
+from .toeplitz_found import certified, question
 
 NAME = "blt"
 

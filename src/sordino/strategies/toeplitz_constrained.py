@@ -15,7 +15,8 @@ import numpy as np
 
 from .power_series import reciprocal
 from .problem import Problem
-from .toeplitz_optimizing import Loss, Optimum, by_inverse, minimise, participations, squared_error
+from .toeplitz_found import participations
+from .toeplitz_optimizing import Loss, Optimum, PartialSums, by_inverse, squared_error
 from .toeplitz_sensitivity import repeated
 
 _ROUNDS, _ITERATIONS = 30, 3000
@@ -43,10 +44,10 @@ class Conditions:
 def constrained(problem: Problem, start: np.ndarray) -> Optimum:
     """From `start`, ``w_1, …, w_{p−1}``; the gradient reported is that of the Lagrangian."""
     conditions = Conditions(problem)
-    x, spent = start, 0
+    x, spent, sums = start, 0, PartialSums(problem.steps, len(start) + 1)
     multipliers, weight, before = np.zeros(problem.steps - 1), 10.0, np.inf
     for _ in range(_ROUNDS):
-        found = minimise(lagrangian(problem, conditions, multipliers, weight), x, iterations=500)
+        found = sums.minimise(lagrangian(problem, conditions, multipliers, weight), x, iterations=500)
         x, spent = found.x, spent + found.iterations
         g = conditions(reciprocal(np.concatenate([[1.0], x]), problem.steps))
         multipliers = np.maximum(0.0, multipliers - weight * g)
