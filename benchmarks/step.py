@@ -2,7 +2,9 @@
 
     python benchmarks/step.py                       # every case of this device, as a table
     python benchmarks/step.py --case mlp --json     # one case, one JSON object
-    python benchmarks/step.py --profile bert        # where the time goes
+    python benchmarks/step.py --launch-floor        # and batches so small that only the host's work is left
+    python benchmarks/step.py --profile             # and how busy the device is, and with how many launches
+    python benchmarks/step.py --profile bert        # where the time goes, operation by operation
 
 Each contestant (plain, sordino, sordino λCGD, Opacus hooks, Opacus ghost) has its own copy of the model and
 takes turns step by step in one process, so that whatever else the machine does hits all of them. A figure is the
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import copy
 import functools
 import gc
 import json
@@ -46,8 +49,13 @@ class Case:
     data: Callable[[], tuple[Tensor, ...]]
     losses: Callable[[nn.Module, tuple[Tensor, ...]], Tensor]
     target: float  # the ratio aimed at
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    opacus: bool = True
+    made: nn.Module | None = None  # built once, copied for every contestant
+
+    def fresh(self, device: str) -> nn.Module:
+        if self.made is None:
+            torch.manual_seed(0)
+            self.made = self.model()
+        return copy.deepcopy(self.made).to(device).train()
 
 
 def classify(model: nn.Module, data: tuple[Tensor, ...]) -> Tensor:
@@ -101,10 +109,10 @@ def built(name: str) -> Callable[[], nn.Module]:
     return lambda: build(name, (3, 32, 32), 10)
 
 
-def bert(lora: bool = False) -> nn.Module:
+def bert(lora: bool = False, **sizes: int) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = BertConfig(num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
     model = BertForSequenceClassification(config)
     if lora:
         add_lora(model, 16)
@@ -165,6 +173,18 @@ def cases(device: str) -> list[Case]:
         Case("mlp", mlp, flat(4096), classify, 1.5),
         Case("wrn", built("wrn-16-4"), images(512), classify, 2.0),
         Case("cnn", built("small-cnn"), images(450), classify, 2.8),
+    ]
+
+
+def floors(device: str) -> list[Case]:
+    """The same layers with next to nothing to compute: what is left is the host's work, Python and launches."""
+    narrow = {} if device == "cuda" else {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    flat = lambda: (torch.randn(4, 784), torch.randint(10, (4,)))  # noqa: E731
+    return [
+        Case("bert-floor", lambda: bert(**narrow), tokens(2, 8, 30000), classify_text, 2.0),
+        Case("bert-lora-floor", lambda: bert(True, **narrow), tokens(2, 8, 30000), classify_text, 1.6),
+        Case("mlp-floor", mlp, flat, classify, 2.5),
+        Case("cnn-floor", built("small-cnn"), images(2), classify, 2.5),
     ]
 
 
@@ -278,9 +298,8 @@ def timed(step: Callable[[], None], device: str) -> float:
 
 
 def prepare(case: Case, who: str, device: str) -> Callable[[], None]:
+    model = case.fresh(device)
     torch.manual_seed(0)
-    model = case.model().to(device)
-    model.train()
     data = tuple(t.to(device) for t in case.data())
     step = CONTESTANTS[who](case, model, data)
     step.model = model  # type: ignore[attr-defined]
@@ -391,17 +410,76 @@ def show(result: dict[str, Any], quiet: bool) -> None:
         print(f"  {name:14s} {row['ms']:9.2f} ms  ratio {row['ratio']:5.2f} [{low:.2f}, {high:.2f}]  memory {memory}")
 
 
-def profiled(case: Case, device: str, who: str) -> None:
+def recorded(step: Callable[[], None], device: str, steps: int = 3) -> Any:
+    """A profile of a few steps, each finished before the next."""
     from torch.profiler import ProfilerActivity, profile
 
-    step = prepare(case, who, device)
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=kinds) as record:
-        for _ in range(3):
+        for _ in range(steps):
+            if hasattr(step, "ready"):
+                step.ready()
             step()
-        finish(device)
+            finish(device)
+    return record
+
+
+def profiled(case: Case, device: str, who: str) -> None:
+    record = recorded(prepare(case, who, device), device)
     key = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
     print(record.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=60))
+
+
+def covered(events: list[tuple[int, int]]) -> int:
+    """The length of the union of intervals (start, end)."""
+    total = reach = 0
+    for start, end in sorted(events):
+        total += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+def summary(case: Case, device: str, who: str) -> dict[str, Any]:
+    """Of one step: when it returns to the host, how long the device is busy and with how many kernels, which are the
+    longest, and how long the host waits for the device (under the profiler, which slows the host down)."""
+    step, steps = prepare(case, who, device), 3
+    host = []
+    for _ in range(7):
+        if hasattr(step, "ready"):
+            step.ready()
+        finish(device)
+        start = time.perf_counter()
+        step()
+        host.append(time.perf_counter() - start)
+        finish(device)
+    kernels, waits, busy = [], 0, []
+    kinds: dict[str, list[float]] = {}
+    for event in recorded(step, device, steps).profiler.kineto_results.events():
+        span = (event.start_ns(), event.start_ns() + event.duration_ns())
+        if "CUDA" in str(event.device_type()) and not event.name().startswith(("Optimizer.", "ProfilerStep")):
+            busy.append(span)
+            if not event.name().startswith(("Memcpy", "Memset")):
+                kernels.append(event.name())
+                kinds.setdefault(event.name(), []).append(event.duration_ns() / 1e6 / steps)
+            elif event.name() in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
+            waits += event.duration_ns()
+    longest = sorted(kinds.items(), key=lambda kind: -sum(kind[1]))[:8]
+    return {
+        "step_ms": 1e3 * statistics.median(host), "device_busy_ms": covered(busy) / 1e6 / steps,
+        "kernels": len(kernels) / steps, "waits_ms_profiled": waits / 1e6 / steps,
+        "longest": [[name[:70], len(times) / steps, sum(times)] for name, times in longest],
+    }  # fmt: skip
+
+
+def show_summary(case: str, who: str, found: dict[str, Any], quiet: bool) -> None:
+    print = functools.partial(builtins.print, file=sys.stderr if quiet else sys.stdout, flush=True)
+    print(
+        f"  {case} {who}: backward and optimizer return after {found['step_ms']:.2f} ms; device busy "
+        f"{found['device_busy_ms']:.2f} ms with {found['kernels']:.0f} kernels; host waits for it "
+        f"{found['waits_ms_profiled']:.2f} ms (under the profiler)"
+    )
+    for name, count, ms in found["longest"]:
+        print(f"      {ms:8.3f} ms  {count:6.0f} x  {name}")
 
 
 def main() -> None:
@@ -410,23 +488,37 @@ def main() -> None:
     parser.add_argument("--who", action="append", help="only these contestants beside plain")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--profile", metavar="CASE")
+    parser.add_argument("--launch-floor", action="store_true", help="also the cases with tiny batches")
+    parser.add_argument(
+        "--profile", nargs="?", const="", metavar="CASE", help="with CASE: only its table of operations"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     known = {case.name: case for case in cases(device)}
+    wanted = list(known)
+    known.update({case.name: case for case in floors(device)})
+    if options.launch_floor:
+        wanted = list(known)
     if options.profile:
         for who in options.who or ["sordino"]:
             profiled(known[options.profile], device, who)
         return
     who = ["plain", *(options.who or [name for name in CONTESTANTS if name != "plain"])]
     results = []
-    for name in options.case or known:
-        result = measure(known[name], device, options.rounds, who, not options.no_memory)
-        results.append(result)
+    for name in options.case or wanted:
+        case = known[name]
+        result = measure(case, device, options.rounds, who, not options.no_memory)
         show(result, options.json)
+        if options.profile is not None:
+            found = {who: summary(case, device, who) for who in ("plain", "sordino")}
+            result["profile"] = found
+            for contestant, numbers in found.items():
+                show_summary(name, contestant, numbers, options.json)
+        results.append(result)
+        case.made = None
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
