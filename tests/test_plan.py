@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,6 +160,27 @@ def test_a_strategy_may_be_handed_in() -> None:
         assert given.as_dict() == named.as_dict()
     with pytest.raises(SordinoError, match="built for 300 steps, the run has 400"):
         plan(Budget(8, 1e-6), **RUN, noise=make_strategy("bsr:4", 300), sampling="fixed-order")
+
+
+def test_a_matrix_from_a_file_tells_its_bands(tmp_path: Path) -> None:
+    np.save(tmp_path / "c.npy", np.eye(400) + 0.5 * np.eye(400, k=-1))
+    noise = f"dense:{tmp_path / 'c.npy'}"
+    p = plan(Budget(8, 1e-6), **RUN, noise=noise, sampling="cyclic-poisson")
+    assert p.sampling.name == "cyclic-poisson:2" and p.strategy.name == noise
+    one = plan(Budget(8, 1e-6), **RUN, sampling="cyclic-poisson:2")
+    assert p.noise_multiplier == pytest.approx(math.sqrt(1.25) * one.noise_multiplier, rel=1e-5)
+    with pytest.raises(Unsupported, match="correlated noise"):
+        plan(Budget(8, 1e-6), **RUN, noise=noise)
+
+
+@pytest.mark.slow
+def test_the_best_lambda_under_balls_in_bins_is_smaller() -> None:
+    run = {"examples": 160, "batch_size": 20, "epochs": 3, "noise": "lambda-cgd"}
+    amplified = plan(Budget(2, 1e-4), **run, sampling="balls-in-bins").as_dict()  # type: ignore[arg-type]
+    plain = plan(Budget(2, 1e-4), **run, sampling="fixed-order").as_dict()  # type: ignore[arg-type]
+    assert 0 <= amplified["lambda"] < plain["lambda"]
+    assert amplified["samples"] > 0 and amplified["failure_probability"] > 0
+    assert amplified["rmse"] < plain["rmse"]
 
 
 def test_optimised_noise_answers_the_samplers_question() -> None:

@@ -19,6 +19,8 @@ from sordino.plan import plan
 from sordino.sampling import make_sampling
 from sordino.strategies import make_strategy
 
+from .reference import normal_nodes, two_bins_delta
+
 
 def simulated(
     bins: int, s: float, epochs: int, epsilon: float, samples: int, seed: int
@@ -54,6 +56,25 @@ def test_against_a_plain_average_at_large_delta(bins: int, s: float, epochs: int
         found = pmf.get_delta_for_epsilon(epsilon)
         assert truth - 4.5 * error <= found <= truth * (1 + loose) + 4.5 * error
     assert FreshCurve(bins, s, epochs, coarse).delta(epsilon) >= max(remove - 4.5 * remove_error, add - 4.5 * add_error)
+
+
+@pytest.mark.parametrize(("s", "epsilon"), [(1.0, 0.5), (1.0, 3.0), (0.4, 0.5), (2.0, 4.0)])
+def test_two_epochs_of_two_bins_against_quadrature(s: float, epsilon: float) -> None:
+    """δ of two epochs is the mean over one epoch's r of r·δ_1(ε − ln r) (remove), of δ_1(ε + ln r) (add)."""
+    from scipy.interpolate import CubicSpline
+
+    grid = np.linspace(-9 * s - s * s - 2, 9 * s + s * s + 5, 400)
+    remove_1, add_1 = (CubicSpline(grid, y) for y in np.array([two_bins_delta(s, float(e)) for e in grid]).T)
+    z, weight = normal_nodes(12, 9.0)
+    x = np.exp(s * z - s * s / 2)
+    r = (x[:, None] + x[None, :]) / 2
+    w = weight[:, None] * weight[None, :]
+    composed = one_epoch(2, s).self_compose(2)
+    for pmf, truth in (
+        (composed._pmf_remove, float((w * r * remove_1(epsilon - np.log(r))).sum())),
+        (composed._pmf_add, float((w * add_1(epsilon + np.log(r))).sum())),
+    ):
+        assert truth * (1 - 1e-5) <= pmf.get_delta_for_epsilon(epsilon) <= truth * 1.004
 
 
 @pytest.mark.parametrize(("bins", "s"), [(390, 1.67), (10, 0.3), (390, 0.1), (50, 3.0), (2, 1.0)])
