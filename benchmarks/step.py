@@ -461,7 +461,7 @@ def summary(case: Case, device: str, who: str) -> dict[str, Any]:
             if not event.name().startswith(("Memcpy", "Memset")):
                 kernels.append(event.name())
                 kinds.setdefault(event.name(), []).append(event.duration_ns() / 1e6 / steps)
-            elif event.name() in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
+        elif event.name() in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
             waits += event.duration_ns()
     longest = sorted(kinds.items(), key=lambda kind: -sum(kind[1]))[:8]
     return {
