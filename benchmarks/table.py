@@ -1,12 +1,12 @@
-"""The tables of README.md and docs/cost-model.md, from benchmarks/results/*.json.
+"""The tables of README.md, docs/cost-model.md and docs/noise.md, from benchmarks/results/*.json.
 
     python benchmarks/table.py                # print them
     python benchmarks/table.py --write        # put them between their markers
     python benchmarks/step.py --json > benchmarks/results/step-cpu.json      # where the figures come from
 
-A results file is what `benchmarks/step.py --json` prints; other files in that folder are left alone. Of two figures
-for one case on one device, the one from the file that comes later by name counts. A test holds the pages to this
-script's output, so that no figure is ever typed by hand.
+A results file is what `benchmarks/step.py --json` prints, or what `benchmarks/correlated.py` writes there; other files
+in that folder are left alone. Of two figures for one case on one device, the one from the file that comes later by name
+counts. A test holds the pages to this script's output, so that no figure is ever typed by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "cost-model.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "cost-model.md", ROOT / "docs" / "noise.md")
 NOTHING = (
     "*No figures are recorded in this checkout. `python benchmarks/step.py` measures them on your machine; with "
     "`--json` into `benchmarks/results/`, `python benchmarks/table.py --write` puts them here.*"
@@ -133,7 +133,90 @@ def full(found: dict[Machine, list[dict[str, Any]]]) -> str:
     return "\n".join(out).strip() or NOTHING
 
 
-TABLES: dict[str, Callable[[dict[Machine, list[dict[str, Any]]]], str]] = {"steps": short, "steps in full": full}
+# -- what benchmarks/correlated.py measures ------------------------------------------------------------------
+
+NOTHING_CORRELATED = (
+    "*No figures are recorded in this checkout. `python benchmarks/correlated.py` measures them on your machine, and "
+    "`python benchmarks/table.py --write` puts them here.*"
+)
+PLACES = {"": "–", "regenerate": "drawn again", "device": "on the device", "host": "on the host"}
+
+
+def read_correlated(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The files' contents, in the order of their names."""
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("correlated-*.json"))]
+    return [content for content in contents if isinstance(content, dict) and ("noise" in content or "steps" in content)]
+
+
+def machine(content: dict[str, Any]) -> str:
+    note = f" ({content['note']})" if content.get("note") else ""
+    return f"{content['device']}, torch {content['torch']}{note}:"
+
+
+def size(count: float) -> str:
+    unit, power = next(((u, p) for u, p in (("GB", 9), ("MB", 6)) if count >= 10**p), ("kB", 3))
+    return f"{count / 10**power:.1f} {unit}" if count else "–"
+
+
+def milliseconds(row: dict[str, Any] | None) -> str:
+    if row is None or "failed" in row:
+        return "–" if row is None else "fails"
+    return f"{row['ms']:.3g}" if row["ms"] < 100 else f"{row['ms']:.0f}"
+
+
+def correlated_noise(found: Any = None, folder: Path = RESULTS) -> str:
+    """Milliseconds to make one step's noise for so many entries, and what is kept for it."""
+    out: list[str] = []
+    for content in read_correlated(folder):
+        rows = content.get("noise", [])
+        counts = sorted({row["count"] for row in rows})
+        if not counts:
+            continue
+        by = {(row["noise"], row["storage"], row["count"]): row for row in rows}
+        head = ["noise", "its past", *(f"{count / 1e6:g}M, ms" for count in counts), "times `torch.randn`", "kept"]
+        body = []
+        for noise, storage in dict.fromkeys((row["noise"], row["storage"]) for row in rows):
+            mine = [by.get((noise, storage, count)) for count in counts]
+            last = mine[-1] or {}
+            times = f"{last['times_randn']:.2f}" if "times_randn" in last else "–"
+            cells = [milliseconds(row) for row in mine]
+            place = PLACES[storage] if noise != "identity" else "–"
+            body.append([f"`{noise}`", place, *cells, times, size(last.get("kept_bytes", 0))])
+        out += [machine(content), "", *lines(head, body, left=2), ""]
+    return "\n".join(out).strip() or NOTHING_CORRELATED
+
+
+def correlated_steps(found: Any = None, folder: Path = RESULTS) -> str:
+    """A private step with correlated noise over the same step with independent noise."""
+    out: list[str] = []
+    for content in read_correlated(folder):
+        rows = content.get("steps", [])
+        if not rows:
+            continue
+        head = ["", "noise", "its past", "ms", "time, times DP-SGD's", "kept", "memory added"]
+        body, last = [], None
+        for row in rows:
+            label = f"{row['case']}, {row['parameters'] / 1e6:.3g}M parameters, batch {row['batch']}"
+            label += f" by {row['at_once']}" if row["at_once"] != row["batch"] else ""
+            ratio = "1.00" if row["noise"] == "identity" else "–"
+            if "ratio" in row:
+                low, high = row["ratio_quartiles"]
+                ratio = f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+            place = PLACES[row["storage"]] if row["noise"] != "identity" else "–"
+            kept, added = size(row.get("kept_bytes", 0)), size(row.get("added_bytes", 0))
+            shown = label if label != last else ""
+            body.append([shown, f"`{row['noise']}`", place, milliseconds(row), ratio, kept, added])
+            last = label
+        out += [machine(content), "", *lines(head, body, left=3), ""]
+    return "\n".join(out).strip() or NOTHING_CORRELATED
+
+
+TABLES: dict[str, Callable[[dict[Machine, list[dict[str, Any]]]], str]] = {
+    "steps": short,
+    "steps in full": full,
+    "correlated noise": correlated_noise,
+    "correlated steps": correlated_steps,
+}
 MARKED = re.compile(r"(<!-- table: (?P<name>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

@@ -26,7 +26,7 @@ Worker = Callable[[Tensor, list[Part], dict[str, Tensor]], None]
 
 def pinned(*shape: int) -> Tensor:
     """Zeros in page-locked memory, of this size and no larger (torch's own allocator rounds up to a power of two)."""
-    found = torch.zeros(shape, dtype=torch.float32)
+    found = torch.zeros(shape, dtype=torch.float32, device="cpu")
     size = found.numel() * found.element_size()
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0))
     return found
