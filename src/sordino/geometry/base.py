@@ -90,7 +90,8 @@ class Meter:
         self.uses: dict[str, list[Use]] = {name: [] for name in recorder.parameters}
         self.derived: dict[int, tuple[Tensor, list[Use]]] = {}
         self.norms: dict[str, Tensor] = {}
-        self.small: list[str] = []  # parameters measured together
+        self.waiting: list[str] = []  # parameters with uses that may be measured with others, later
+        self.small: list[str] = []  # parameters with small gradients; from `finish` on, those measured together
         self.side_by_side: Tensor | None = None  # their gradients in coordinates, (n, numbers of all)
         self.stale: set[str] = set()  # measured, then used again (a checkpoint that recomputes)
 
@@ -101,17 +102,21 @@ class Meter:
             self.derived.setdefault(id(tensor), (tensor, []))[1].append(use)
             return
         expected = self.recorder.expected.get(id(tensor))
-        if self.joint and expected == 1 and isinstance(use, Factors) and use.each() <= SMALL and self._formed(use):
-            use = PerExample(use.per_example(0, self.n))
+        if self.joint:
+            if self.geometry.waits(use):
+                self.waiting.append(name)
+                self._append(name, use)
+                return
+            if use.each() <= SMALL:
+                if expected == 1 and isinstance(use, Factors) and keeps([use]):  # what measuring it would do
+                    use = PerExample(use.per_example(0, self.n))
+                if isinstance(use, PerExample):
+                    self.small.append(name)
+                    self._append(name, use)
+                    return
         self._append(name, use)
-        if self.joint and (self.geometry.waits(use) or (isinstance(use, PerExample) and use.each() <= SMALL)):
-            return
         if expected == len(self.uses[name]) and name not in self.recorder.has_derived:
             self._measure(name)
-
-    def _formed(self, use: Factors) -> bool:
-        """Whether measuring would form the gradients and keep them anyway."""
-        return keeps([use]) and not self.geometry.waits(use)
 
     def _append(self, name: str, use: Use) -> None:
         self.uses[name].append(use)
@@ -132,39 +137,36 @@ class Meter:
         if self.joint and self.side_by_side is None:
             self._measure_jointly()
             self._measure_what_waited()
+        beside = set() if self.side_by_side is None else set(self.small)
         for name, uses in self.uses.items():
             if uses and (name not in self.norms or name in self.stale):
                 self._measure(name)
-            elif not uses and name not in self.small:
+            elif not uses and name not in beside:
                 self.norms[name] = torch.zeros(self.n, device=self.recorder.device)
         return self.norms
 
     def _measure_jointly(self) -> None:
         """Move the uses of small parameters with one use each into one matrix."""
         grads: dict[str, Tensor] = {}
-        for name, uses in self.uses.items():
-            if (
-                len(uses) == 1
-                and isinstance(uses[0], PerExample)
-                and uses[0].each() <= SMALL
-                and name not in self.norms
-            ):
-                grads[name] = uses[0].grad
+        for name in self.small:
+            uses = self.uses[name]
+            if len(uses) == 1 and isinstance(uses[0], PerExample) and name not in self.norms:
+                grads[name] = self.geometry.into(name, uses[0].grad)
         dtypes = {g.dtype for g in grads.values()}
         if len(grads) < 2 or len(dtypes) > 1:
             return
         self.small = list(grads)
-        rows = [self.geometry.into(name, grad).reshape(self.n, -1) for name, grad in grads.items()]
+        rows = [grad if grad.dim() == 2 else grad.reshape(self.n, -1) for grad in grads.values()]
         self.side_by_side = torch.cat(rows, 1)
         self.norms[JOINT] = squares(self.side_by_side)
         for name in self.small:
             self.uses[name] = []
 
     def _measure_what_waited(self) -> None:
-        alone = {name: uses[0] for name, uses in self.uses.items() if len(uses) == 1 and name not in self.norms}
-        waiting = {name: use for name, use in alone.items() if self.geometry.waits(use)}
-        if waiting:
-            self.norms.update(zip(waiting, self.geometry.together(list(waiting.values())), strict=True))
+        alone = [name for name in self.waiting if len(self.uses[name]) == 1 and name not in self.norms]
+        if alone:
+            uses = [self.uses[name][0] for name in alone]
+            self.norms.update(zip(alone, self.geometry.together(uses), strict=True))
 
     def true_norms(self) -> dict[str, Tensor]:
         """‖ĝ_i‖² by parameter, the scale taken out."""
@@ -216,6 +218,7 @@ class Meter:
             total = rows.weighted_sum(forms[JOINT])
             shapes = [self.recorder.parameters[name].shape for name in self.small]
             parts = total.split([shape.numel() for shape in shapes])
-            out.update({n: part.view(shape) for n, part, shape in zip(self.small, parts, shapes, strict=True)})
-            self.side_by_side = None
+            for name, part, shape in zip(self.small, parts, shapes, strict=True):
+                out[name] = part if len(shape) == 1 else part.view(shape)
+            self.side_by_side, self.small = None, []
         return out
