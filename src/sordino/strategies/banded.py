@@ -53,6 +53,9 @@ class Banded(Strategy):
     def solve(self, z: np.ndarray) -> np.ndarray:
         return solve(self._columns, z)
 
+    def solve_transposed(self, z: np.ndarray) -> np.ndarray:
+        return solve(self._columns, z, transposed=True)
+
     def inverse(self) -> np.ndarray:
         return self.solve(np.eye(self.steps))
 
