@@ -1,7 +1,8 @@
 """One rule for choosing a number from a geometric grid, the same for every method: start, neighbours, then uphill.
 
 The score at the start and at both its neighbours is asked for; while the best lies at an edge of what was tried, the
-next beyond it. So a method's best is better than both its neighbours, unless the grid or the trials end.
+next beyond it. So a method's best is better than both its neighbours, unless the grid or the trials end. Of equals the
+smaller counts: where everything failed, the way is down.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def next_trials(
     ([8], None)
     >>> next_trials([1, 2, 4, 8], 2, {1: 0.1, 2: 0.2, 4: 0.3, 8: 0.1}, most=4)
     ([], 4)
+    >>> next_trials([1, 2, 4, 8], 4, {2: 0.0, 4: 0.0, 8: 0.0}, most=4)
+    ([1], None)
     """
     if start not in grid:
         raise ValueError(f"start={start} is not in the grid {list(grid)}")

@@ -23,6 +23,8 @@ from sordino.plan import plan as make_plan
 from sordino.sampling import make_sampling
 from sordino.strategies import Problem, Strategy, make_strategy
 
+LOOSE = 0.95  # the least share of ε that a plan has to use
+
 Key = tuple[str, str, float]  # noise, sampling, ε
 
 
@@ -92,7 +94,13 @@ def complete(
             except SordinoError as error:
                 say(f"{noise}, {sampling}, ε = {setting.epsilon:g}: not planned ({error})")
                 continue
-            planned.plans[noise, sampling, setting.epsilon] = _entry(noise, setting.epsilon, found)
+            entry = _entry(noise, setting.epsilon, found)
+            if entry["accounted_epsilon"] < LOOSE * setting.epsilon:  # too much noise would be no fair comparison
+                say(
+                    f"{noise}, {sampling}, ε = {setting.epsilon:g}: not planned (only {entry['accounted_epsilon']} used)"
+                )
+                continue
+            planned.plans[noise, sampling, setting.epsilon] = entry
             write(path, planned)
             say(
                 f"{noise}, {sampling}, ε = {setting.epsilon:g}: noise multiplier {found.noise_multiplier:.4f}, "

@@ -16,6 +16,9 @@ else:
     import tomli as tomllib
 
 
+NOTHING_LEARNT = 0.15  # of ten classes
+
+
 @dataclass(frozen=True)
 class Method:
     noise: str
@@ -95,12 +98,15 @@ class Schedule:
         }
 
     def trials(self, setting: Setting, method: Method, results: Results) -> dict[float, float]:
-        """Validation accuracy by learning rate, of the tuning runs that are in."""
+        """Validation accuracy by learning rate, of the tuning runs that are in.
+
+        A run that learnt nothing counts 0: by how much it missed chance says nothing about where to go.
+        """
         found = {}
         for rate in self.config["tuning"]["rates"]:
             result = results.get(self.run(setting, method, rate, self.config["tuning"]["seed"]))
             if result is not None:
-                found[rate] = result["validation"]
+                found[rate] = result["validation"] if result["validation"] > NOTHING_LEARNT else 0.0
         return found
 
     def tuning(self, setting: Setting, method: Method, results: Results) -> tuple[list[float], float | None]:
