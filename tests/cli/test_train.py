@@ -227,9 +227,7 @@ def test_a_resumed_run_must_be_the_same(run: Any, tmp_path: Path) -> None:
     assert run("train", "--resume", "--out", out)[0] == 2
 
 
-def test_noise_may_be_kept_elsewhere_after_a_resume(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_may_be_kept_elsewhere_after_a_resume(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where past noise lives is an option like any other, and the only one that a resume may change."""
     small = [*SMALL, "--noise", "bisr:4", "--sampling", "fixed-order", "--set", "seed=1"]
     assert run("train", *small, "--out", tmp_path / "whole")[0] == 0

@@ -48,7 +48,7 @@ class Kept:
         self.pipeline: Pipeline | None = None
         if self.on_gpu and storage.kind == "host":
             self.vectors = pinned(*shape)
-            self._unpin = weakref.finalize(self, unpin, self.vectors, os.getpid())
+            self._unpin = weakref.finalize(self, unpin, self.vectors, storage.device, os.getpid())
             self._unpin.atexit = False
             self.pipeline = Pipeline(self.vectors, self.parts, storage.device)
         else:

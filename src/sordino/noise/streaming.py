@@ -32,10 +32,10 @@ def pinned(*shape: int) -> Tensor:
     return found
 
 
-def unpin(tensor: Tensor, process: int) -> None:
+def unpin(tensor: Tensor, device: torch.device, process: int) -> None:
     """Before its memory is given back; a forked child has no part in it."""
     if os.getpid() == process:
-        torch.cuda.synchronize()  # copies may be under way
+        torch.cuda.synchronize(device)  # copies may be under way
         torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
