@@ -96,9 +96,8 @@ def complete(
                 continue
             entry = _entry(noise, setting.epsilon, found)
             if entry["accounted_epsilon"] < LOOSE * setting.epsilon:  # too much noise would be no fair comparison
-                say(
-                    f"{noise}, {sampling}, ε = {setting.epsilon:g}: not planned (only {entry['accounted_epsilon']} used)"
-                )
+                used = f"only {entry['accounted_epsilon']:.3f} used"
+                say(f"{noise}, {sampling}, ε = {setting.epsilon:g}: not planned ({used})")
                 continue
             planned.plans[noise, sampling, setting.epsilon] = entry
             write(path, planned)

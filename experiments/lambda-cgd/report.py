@@ -162,7 +162,8 @@ def claims(schedule: Schedule, results: Results, best: Best) -> str:
                 said.append(f"λCGD {word} {row.method.title} ({figures})")
         if setting.name in best and len(family) > 2:
             said.append(_below(family, winners[setting.name], best[setting.name]["rmse"]))
-        lines.append(f"* **{setting.title}**: {'; '.join(said)}.")
+        if said:
+            lines.append(f"* **{setting.title}**: {'; '.join(said)}.")
     lines += _across(schedule, best, winners)
     return "\n".join(lines) or NOTHING
 
