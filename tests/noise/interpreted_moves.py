@@ -6,16 +6,33 @@ import itertools
 import json
 from typing import Any
 
+import numpy as np
 import torch
+import triton.language as tl
 from tests.noise.doubles import Banded, Buffers
+from triton.runtime.interpreter import TensorHandle
 
 from sordino.noise import CorrelatedNoise, Keys, add_many_normals_, correlate, kept, streaming, triton_moves
 from sordino.noise.boxmuller import TILE
+from sordino.noise.cipher import keystream
 from sordino.strategies import make_strategy
 
 KEY, OTHER = bytes(range(7, 39)), bytes(range(200, 232))
 SIZES = {"a": 3, "b": TILE + 1}
 Sums = dict[str, torch.Tensor]
+
+
+def quick_chacha(*arguments: Any) -> Any:
+    """`_chacha` is held to the CPU's keystream in interpreted.py; here OpenSSL stands for it, far faster."""
+    *words, counter, step, n1, n2, _ = arguments
+    key, nonce96 = (
+        b"".join((int(np.asarray(w.handle.data).item()) & 0xFFFFFFFF).to_bytes(4, "little") for w in some)
+        for some in (words, (step, n1, n2))
+    )
+    blocks = counter.handle.data.astype(np.int64)
+    assert (np.diff(blocks) == 1).all()
+    drawn = keystream(key, nonce96, int(blocks[0]), len(blocks)).reshape(-1, 16)
+    return tuple(tl.core.tensor(TensorHandle(drawn[:, j].copy(), tl.uint32), counter.type) for j in range(16))
 
 
 class ByKernel(kept.Kept):
@@ -67,6 +84,7 @@ def many_terms(count: int, keys: int = 1, offsets: Any = None) -> bool:
 
 
 def main() -> None:
+    triton_moves._chacha = quick_chacha
     found: dict[str, bool] = {}
     found["one term"] = many_terms(1)
     found["three terms of a shard"] = many_terms(3, 1, {"a": 5, "b": 3 * TILE - 2})
@@ -74,13 +92,13 @@ def main() -> None:
     rows, outputs = Banded((1.0, -0.5, -0.125, -0.1)), Buffers(ring=True, moving=True)
     found["rows"] = same(rows, range(4))
     found["rows, taken up in chunks"] = same(rows, (4, 5), InChunks)
-    found["rows, float64"] = same(rows, (2, 3), dtype=torch.float64)
+    found["rows, float64"] = same(rows, (2,), dtype=torch.float64)
     found["two rows, a shard"] = same(Banded((1.0, -0.9)), (0, 1), shift={"b": 5})
     found["outputs"] = same(outputs, range(4))
     found["outputs, again and in chunks"] = same(outputs, (0, 1, 1), InChunks)
     found["outputs, taken up, of a shard"] = same(outputs, (2,), shift={"b": 2047})
-    found["outputs, float64"] = same(outputs, range(2), dtype=torch.float64)
-    found["a ring"] = same(make_strategy("bsr:3", 9), range(4))
+    found["outputs, float64"] = same(outputs, (1,), dtype=torch.float64)
+    found["a ring"] = same(make_strategy("bsr:3", 9), range(3))
     found["float32 and float64"] = mixed()
     print(json.dumps(found))
 
