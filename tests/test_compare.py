@@ -28,8 +28,11 @@ def test_candidates_are_capped_and_name_every_family() -> None:
     assert not [n for n in candidates(Schedule(100, 100, 5)) if n.startswith("bsr")]  # one batch an epoch: no room
     full = candidates(Schedule(50_000, 128, 10))
     assert {n for n in full if n.startswith("bsr")} == {"bsr:4", "bsr:16", "bsr:64"}
+    assert not [n for n in full if n.startswith("noise-curve")]
+    curved = candidates(Schedule(50_000, 128, 10), spectrum=True)
+    assert [n for n in curved if n not in full] == [f"noise-curve:{p}" for p in (4, 16, 64)]
     for entry in STRATEGIES:
-        assert any(n.partition(":")[0] == entry.name for n in full) or not entry.argument.replace(".", "").isdigit()
+        assert any(n.partition(":")[0] == entry.name for n in curved) or not entry.argument.replace(".", "").isdigit()
 
 
 def test_every_sampling_and_noise_is_there_or_has_its_reason() -> None:

@@ -65,13 +65,19 @@ class Recommendation:
     reason: str
 
 
-def candidates(schedule: Schedule) -> list[str]:
+def candidates(schedule: Schedule, spectrum: bool = False) -> list[str]:
     """What is worth comparing: every noise with sensible arguments, bandwidths up to T and b.
+
+    What is shaped by the curvature of the loss only where there is a spectrum.
 
     >>> candidates(Schedule(examples=1000, batch_size=100, epochs=2))[:4]
     ['identity', 'lambda-cgd', 'lambda-cgd:0.9', 'lambda-cgd:0.95']
     """
-    return [text for entry in STRATEGIES for text in _spelled(entry, schedule)]
+    return [text for entry in _listed(spectrum) for text in _spelled(entry, schedule)]
+
+
+def _listed(spectrum: bool) -> list[Entry[Any]]:
+    return [entry for entry in STRATEGIES if spectrum or not entry.capabilities.get("needs_spectrum")]
 
 
 def _spelled(entry: Entry[Any], schedule: Schedule) -> Iterator[str]:

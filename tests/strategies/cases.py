@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sordino.budget import Participation
+from sordino.curvature import CurvatureWorkload, Spectrum
 from sordino.strategies import Problem, Strategy, make_strategy
 
 # name -> what follows the colon ("" for nothing)
@@ -21,12 +22,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "band-inv-mf": ("1", "2", "4", "1000"),
     "band-mf": ("1", "2", "4", "1000"),
     "band-mf-general": ("1", "2", "4"),
+    "noise-curve": ("1", "2", "4"),
     "blt": ("1", "2", "4"),
     "diagonal": ("",),
     "dense": ("PATH",),
 }
 # Here the argument is a number of bands, cut to the number of steps.
-BANDWIDTHS = {"bisr", "bsr", "band-inv-mf", "band-mf", "band-mf-general"}
+BANDWIDTHS = {"bisr", "bsr", "band-inv-mf", "band-mf", "band-mf-general", "noise-curve"}
+UNIT = {"band-mf-general", "noise-curve"}  # columns of norm 1, no more bands than steps between participations
+CURVED = CurvatureWorkload(Spectrum.given(1.0 / np.arange(1.0, 30.0) ** 2), learning_rate=0.5)
 SPELLED = [f"{name}:{argument}".rstrip(":") for name, arguments in EXAMPLES.items() for argument in arguments]
 
 
@@ -47,6 +51,6 @@ def build(spelled: str, steps: int, problem: Problem | None = None) -> Strategy:
     if name == "dense":
         return make_strategy("dense", problem or steps, {"matrix": brought(steps)})
     if name in BANDWIDTHS:
-        most = participation(steps).separation if name == "band-mf-general" and problem is None else steps
+        most = participation(steps).separation if name in UNIT and problem is None else steps
         spelled = f"{name}:{min(int(argument), most)}"
-    return make_strategy(spelled, problem or Problem(steps, participation=participation(steps)))
+    return make_strategy(spelled, problem or Problem(steps, participation=participation(steps), curvature=CURVED))

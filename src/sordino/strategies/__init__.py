@@ -7,6 +7,7 @@ the text a user writes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from .dense_matrix import DenseMatrix, dense_matrix
 from .diagonal import Diagonal
 from .identity import Identity
 from .lambda_cgd import LambdaCGD, NormalizedLambdaCGD
+from .noise_curve import NoiseCurve, noise_curve
 from .problem import Problem
 from .sensitivity import Sensitivity
 from .toeplitz import Toeplitz, parse_bandwidth
@@ -111,6 +113,16 @@ STRATEGIES.add(
 )
 STRATEGIES.add(
     Entry(
+        "noise-curve",
+        noise_curve,
+        "a banded matrix with unit columns, optimised for the curvature of the loss on public data",
+        paper="Gu et al. 2026, NoiseCurve",
+        argument="16",
+        capabilities={"regenerates": False, "identity": False, "bands": "argument", "needs_spectrum": True},
+    )
+)
+STRATEGIES.add(
+    Entry(
         "blt",
         blt,
         "a Toeplitz matrix that is a sum of exponentials, optimised: one kept vector for each of them",
@@ -139,12 +151,16 @@ STRATEGIES.add(
 )
 
 
+_BY_CURVATURE = ("lambda-cgd", "lambda-cgd-normalized", "noise-curve")
+
+
 def make_strategy(
     text: str | Strategy, problem: int | Problem, definition: Mapping[str, np.ndarray] | None = None
 ) -> Strategy:
     """The strategy a user means by ``text`` for a problem, or over so many steps.
 
-    A `definition` (of the same name, from an earlier run) is taken as it is; nothing is optimised again.
+    A `definition` (of the same name, from an earlier run) is taken as it is; nothing is optimised again. With
+    ``objective="curvature"`` λ is chosen by the curvature score; other strategies are optimised for the RMSE.
 
     >>> make_strategy("lambda-cgd:0.9", 100).terms(3)
     [(3, 1.0), (2, -0.9)]
@@ -155,6 +171,8 @@ def make_strategy(
             raise SordinoError(f"noise={text!r} was built for {text.steps} steps, the run has {problem.steps}")
         return text
     entry, argument = STRATEGIES.parse(text)
+    if problem.objective == "curvature" and entry.name not in _BY_CURVATURE:
+        problem = replace(problem, objective="rmse")
     return entry.build(argument, problem, definition)
 
 
@@ -166,6 +184,7 @@ __all__ = [
     "Diagonal",
     "Identity",
     "LambdaCGD",
+    "NoiseCurve",
     "NormalizedLambdaCGD",
     "Problem",
     "Recurrence",

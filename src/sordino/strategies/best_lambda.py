@@ -41,7 +41,7 @@ def normalized_lambda_cgd(argument: str, problem: Problem) -> Strategy:
 
 
 def found(family: Family, problem: Problem) -> Strategy:
-    """The member with the λ that is best for the problem; its certificate has the λ of both objectives."""
+    """The member with the λ that is best for the problem; its certificate has the λ of every objective."""
     needed: dict[float, float] = {}  # by λ: an accountant is asked once, not once for each objective
 
     def noise(candidate: Strategy) -> float:
@@ -55,11 +55,11 @@ def found(family: Family, problem: Problem) -> Strategy:
         cheap = problem.noise_needed is None
         return best_lambda(lambda lam: asked.loss(family(lam, problem.steps)), problem.steps, cheap)
 
-    best = {objective: best_for(objective) for objective in OBJECTIVES}
+    asked: list[Objective] = [o for o in OBJECTIVES if o != "curvature" or problem.curvature is not None]
+    best = {objective: best_for(objective) for objective in asked}
     strategy = family(best[problem.objective], problem.steps)
     strategy.certificate = {
-        "lambda_rmse": best["rmse"],
-        "lambda_max_se": best["max-se"],
+        **{f"lambda_{objective.replace('-', '_')}": lam for objective, lam in best.items()},
         "loss": problem.error(strategy) * noise(strategy),
     }
     return strategy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -11,10 +12,11 @@ from ..errors import SordinoError
 from .workload import PREFIX_SUM, Workload
 
 if TYPE_CHECKING:
+    from ..curvature import CurvatureWorkload
     from .base import Strategy
 
-Objective = Literal["rmse", "max-se"]
-OBJECTIVES: tuple[Objective, ...] = ("rmse", "max-se")
+Objective = Literal["rmse", "max-se", "curvature"]
+OBJECTIVES: tuple[Objective, ...] = ("rmse", "max-se", "curvature")
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,18 @@ class Problem:
     workload: Workload = PREFIX_SUM
     objective: Objective = "rmse"
     noise_needed: Callable[[Strategy], float] | None = None
+    curvature: CurvatureWorkload | None = None  # what public data says about the loss
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise SordinoError(f"steps={self.steps!r} must be a whole number of at least 1")
         if self.objective not in OBJECTIVES:
-            raise SordinoError(f"objective={self.objective!r} is not known; choose 'rmse' or 'max-se'")
+            raise SordinoError(f"objective={self.objective!r} is not known; choose 'rmse', 'max-se' or 'curvature'")
+        if self.objective == "curvature" and self.curvature is None:
+            raise SordinoError(
+                "objective='curvature' needs the spectrum of a Hessian and the learning rate; pass spectrum= and "
+                "learning_rate= (--spectrum FILE --learning-rate η), or choose 'rmse' or 'max-se'"
+            )
 
     @property
     def participations(self) -> Participation:
@@ -46,7 +54,10 @@ class Problem:
         return self.participation
 
     def error(self, strategy: Strategy) -> float:
-        """The error of the workload at unit noise."""
+        """The error of the workload at unit noise, or the root of the curvature score."""
+        if self.objective == "curvature":
+            assert self.curvature is not None
+            return math.sqrt(self.curvature.score(strategy))
         return strategy.rmse(self.workload) if self.objective == "rmse" else strategy.max_se(self.workload)
 
     def noise(self, strategy: Strategy) -> float:
