@@ -67,9 +67,9 @@ QUICK = {"lambda-cgd:0.9", "bisr:16", "bsr:16", "blt:4", "identity"}
 
 
 class Result:
-    """The JSON file, rewritten after every row."""
+    """The JSON file, rewritten after every row; parts that are not measured now stay as they were on this machine."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, anew: tuple[str, ...] = ("noise", "steps", "sweep")) -> None:
         self.path = path
         name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
         self.content: dict[str, Any] = {"device": name, "torch": torch.__version__, "sordino": sordino.__version__}
@@ -77,14 +77,19 @@ class Result:
             import triton
 
             self.content["triton"] = triton.__version__
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            if all(before.get(key) == value for key, value in self.content.items()):
+                self.content |= {part: before[part] for part in ("noise", "steps", "sweep") if part in before}
+        for part in anew:
+            self.content.pop(part, None)
         self.began = time.monotonic()
 
     def add(self, part: str, row: dict[str, Any]) -> None:
         self.content.setdefault(part, []).append(row)
         self.content["seconds"] = round(time.monotonic() - self.began, 1)
-        if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         shown = ", ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{value}" for key, value in row.items()
         )
@@ -361,17 +366,16 @@ def main() -> None:
         kind = torch.cuda.get_device_name().split()[-1].lower()
     else:
         kind = "cpu"
-    result = Result(options.out or HERE / "results" / f"correlated-{kind}.json", device)
+    parts = ["sweep"] if options.sweep else options.part or ["noise", "steps"]
+    result = Result(options.out or HERE / "results" / f"correlated-{kind}.json", device, tuple(parts))
     wanted = set(options.noise or []) or (QUICK if options.quick else None)
     rounds = options.rounds or (3 if options.quick else 5)
 
     def chosen(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [row for row in rows if wanted is None or row[0] in wanted]
 
-    if options.sweep:
+    if "sweep" in parts:
         sweep(10**8, rounds, result)
-        return
-    parts = options.part or ["noise", "steps"]
     if "noise" in parts:
         usual = [10**6, 10**7, 10**8] if device == "cuda" else [10**6, 10**7]
         counts = options.count or (usual[1:2] if options.quick else usual)

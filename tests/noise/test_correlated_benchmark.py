@@ -53,6 +53,9 @@ def test_both_parts_are_measured_and_written_down_row_by_row(modules: dict[str, 
     assert steps[2]["kept_bytes"] == 3 * 2 * 2048 * 4 and steps[2]["ratio"] > 0
     assert steps[0]["batch"] == 8 and steps[0]["at_once"] == 4
 
+    again = bench.Result(path, "cpu", ("noise",)).content
+    assert again["steps"] == steps and "noise" not in again  # what is not measured now stays
+
     text = table.correlated_noise(folder=tmp_path)
     assert "| `bisr:4` | on the device | " in text and text.count("\n| `") == 5 and "fails" in text
     text = table.correlated_steps(folder=tmp_path)
