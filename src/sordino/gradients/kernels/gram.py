@@ -16,9 +16,9 @@ from .common import TYPES, aligned, grid, pointer, power_of_two, precision, tabl
 @triton.jit
 def _half(
     x, rows, columns, T, P, stride_t, stride_p,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SAME: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one Gram matrix."""
+    """A tile of one Gram matrix; SAME if the columns are the rows."""
     ks = tl.arange(0, BK)
     acc = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for k in range(0, P, BK):
@@ -28,11 +28,14 @@ def _half(
             mask=(rows[:, None] < T) & inside[None, :],
             other=0.0,
         )
-        b = tl.load(
-            x + columns[None, :].to(tl.int64) * stride_t + (ks[:, None] + k) * stride_p,
-            mask=(columns[None, :] < T) & inside[:, None],
-            other=0.0,
-        )
+        if SAME:
+            b = tl.trans(a)
+        else:
+            b = tl.load(
+                x + columns[None, :].to(tl.int64) * stride_t + (ks[:, None] + k) * stride_p,
+                mask=(columns[None, :] < T) & inside[:, None],
+                other=0.0,
+            )
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
     return acc
 
@@ -40,11 +43,12 @@ def _half(
 @triton.jit
 def _tile(
     left, right, i, j, T, P, Q, lt, lp, rt, rq, margin,
-    BT: tl.constexpr, COLUMNS: tl.constexpr, BK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    BT: tl.constexpr, COLUMNS: tl.constexpr, SAME: tl.constexpr, BK: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
 ):  # fmt: skip
     rows, columns = i * BT + tl.arange(0, BT), j * BT + tl.arange(0, COLUMNS)
-    both = _half(left, rows, columns, T, P, lt, lp, BT, COLUMNS, BK, LEFT)
-    both = both * _half(right, rows, columns, T, Q, rt, rq, BT, COLUMNS, BK, RIGHT)
+    both = _half(left, rows, columns, T, P, lt, lp, BT, COLUMNS, SAME, BK, LEFT)
+    both = both * _half(right, rows, columns, T, Q, rt, rq, BT, COLUMNS, SAME, BK, RIGHT)
     found = tl.sum(both)
     if i == j:  # ‖l_t‖‖r_t‖ stands on the diagonals
         product = tl.sum(tl.where(rows[:, None] == columns[None, :], both, 0.0), 0)
@@ -58,10 +62,11 @@ def _tile(
 @triton.jit
 def _gram_kernel(
     table, out, N, T, P, Q, ln, lt, lp, rn, rt, rq, TILES, PAIRS, margin,
-    LEFT_TYPE: tl.constexpr, RIGHT_TYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    LEFT_TYPE: tl.constexpr, RIGHT_TYPE: tl.constexpr, ALIGNED: tl.constexpr, SINGLE: tl.constexpr,
     BT: tl.constexpr, TAIL: tl.constexpr, BK: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one example of one layer. The last tile has only TAIL columns, if T leaves no more."""
+    """One tile of one example of one layer. The last tile has only TAIL columns, if T leaves no more; SINGLE if the
+    first tile is all there is."""
     row, pair = tl.program_id(0), tl.program_id(1)
     layer, n = row // N, (row % N).to(tl.int64)
     j = ((tl.sqrt(8.0 * pair.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
@@ -72,18 +77,25 @@ def _gram_kernel(
     right = pointer(table, 2 * layer + 1, RIGHT_TYPE, ALIGNED) + n * rn
     if TAIL < BT:
         if j == TILES - 1:
-            found = _tile(left, right, i, j, T, P, Q, lt, lp, rt, rq, margin, BT, TAIL, BK, LEFT, RIGHT)
+            found = _tile(left, right, i, j, T, P, Q, lt, lp, rt, rq, margin, BT, TAIL, False, BK, LEFT, RIGHT)
         else:
-            found = _tile(left, right, i, j, T, P, Q, lt, lp, rt, rq, margin, BT, BT, BK, LEFT, RIGHT)
+            found = _tile(left, right, i, j, T, P, Q, lt, lp, rt, rq, margin, BT, BT, False, BK, LEFT, RIGHT)
     else:
-        found = _tile(left, right, i, j, T, P, Q, lt, lp, rt, rq, margin, BT, BT, BK, LEFT, RIGHT)
+        found = _tile(left, right, i, j, T, P, Q, lt, lp, rt, rq, margin, BT, BT, SINGLE, BK, LEFT, RIGHT)
     tl.store(out + row.to(tl.int64) * PAIRS + pair, found)
 
 
-GRAM = (64, 32, 4, 3)  # rows of a tile, columns at once, warps, stages
+Variant = tuple[int, int, int, int]  # rows of a tile, columns at once, warps, stages
 
 
-def gram_norms(factors: Sequence[tuple[Tensor, Tensor]], margin: float = 0.0) -> list[Tensor]:
+def variant(length: int) -> Variant:
+    """What is quick for so many positions; `python benchmarks/gram.py` compares."""
+    return 64, 32, 4, 3
+
+
+def gram_norms(
+    factors: Sequence[tuple[Tensor, Tensor]], margin: float = 0.0, how: Variant | None = None
+) -> list[Tensor]:
     """For each pair (n, T, p), (n, T, q) its norms, (n,); any strides. A launch for all pairs of one shape.
 
     At least margin · (Σ_t ‖l_t‖‖r_t‖)² is added. That is done tile by tile: (Σ over k tiles)² ≤ k · Σ of their squares.
@@ -94,16 +106,16 @@ def gram_norms(factors: Sequence[tuple[Tensor, Tensor]], margin: float = 0.0) ->
         groups.setdefault(kind, []).append(at)
     found: list[Any] = [None] * len(factors)
     for kind, places in groups.items():
-        norms = _launch([factors[at] for at in places], margin, kind[-1])
+        norms = _launch([factors[at] for at in places], margin, kind[-1], how)
         for at, norm in zip(places, norms.unbind(), strict=True):
             found[at] = norm
     return found
 
 
-def _launch(factors: Sequence[tuple[Tensor, Tensor]], margin: float, wide: bool) -> Tensor:
+def _launch(factors: Sequence[tuple[Tensor, Tensor]], margin: float, wide: bool, how: Variant | None) -> Tensor:
     left, right = factors[0]
     n, length, p = left.shape
-    most, columns, warps, stages = GRAM
+    most, columns, warps, stages = how or variant(length)
     block = power_of_two(length, 16, most)
     tiles = triton.cdiv(length, block)
     tail = power_of_two(length - (tiles - 1) * block, 16, block)
@@ -112,7 +124,8 @@ def _launch(factors: Sequence[tuple[Tensor, Tensor]], margin: float, wide: bool)
     out = torch.empty(rows, pairs, device=left.device, dtype=torch.float32)
     _gram_kernel[grid(rows, pairs)](
         table(factors), out, n, length, p, right.shape[2], *left.stride(), *right.stride(), tiles, pairs,
-        margin * tiles, LEFT_TYPE=TYPES[left.dtype], RIGHT_TYPE=TYPES[right.dtype], ALIGNED=wide, BT=block, TAIL=tail,
-        BK=columns, LEFT=precision(left), RIGHT=precision(right), num_warps=warps, num_stages=stages,
+        margin * tiles, LEFT_TYPE=TYPES[left.dtype], RIGHT_TYPE=TYPES[right.dtype], ALIGNED=wide, SINGLE=tiles == 1,
+        BT=block, TAIL=tail, BK=columns, LEFT=precision(left), RIGHT=precision(right),
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return (out.sum(1) if pairs > 1 else out[:, 0]).view(len(factors), n)
