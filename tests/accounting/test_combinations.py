@@ -26,7 +26,11 @@ PROVED = {
     "balls-in-bins": "any" if "monte-carlo" in ACCOUNTANTS.names() else "identity",
     "balls-in-bins:fresh": "identity",
 }
-NOISES = [e.spelled() for e in STRATEGIES if not e.argument or e.argument.replace(".", "").isdigit()]
+NOISES = [
+    e.spelled()
+    for e in STRATEGIES
+    if (not e.argument or e.argument.replace(".", "").isdigit()) and not e.capabilities.get("needs_spectrum")
+]
 
 
 def expected(sampling: str, noise: str) -> bool:
