@@ -8,21 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from .budget import Budget, Schedule
 from .cost import StepCost
 from .errors import Unsupported
-from .plan import Plan, plan
+from .plan import Plan, curvature_asked, plan
 from .registry import Entry
 from .sampling import SAMPLERS
-from .strategies import STRATEGIES, Workload
+from .strategies import PREFIX_SUM, STRATEGIES, Workload
 from .strategies.problem import Objective
+
+if TYPE_CHECKING:
+    from .curvature import CurvatureWorkload, Spectrum
 
 BANDWIDTHS = (4, 16, 64)
 LAMBDAS = ("", "0.8", "0.9", "0.95")  # "": the best one
 SMALL = 8  # a whole number up to this is not a bandwidth but what it is: a number of buffers
 WORTH = 0.05  # how much more error is a fair price for a lighter step
+
+CALLED: dict[Objective, str] = {"rmse": "RMSE", "max-se": "largest error", "curvature": "curvature score"}
 
 Progress = Callable[[int, int, str], None]
 
@@ -50,6 +56,9 @@ class Compared:
 
     def error(self, objective: Objective) -> float:
         assert self.plan is not None
+        if objective == "curvature":
+            assert self.plan.curvature_score is not None
+            return self.plan.curvature_score
         return self.plan.rmse if objective == "rmse" else self.plan.max_se
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,15 +119,22 @@ def compare(
     samplings: Iterable[str] | None = None,
     parameters: int | None = None,
     workload: Workload | None = None,
-    objective: Objective = "rmse",
+    objective: Objective | None = None,
+    spectrum: Spectrum | CurvatureWorkload | str | PathLike[str] | None = None,
+    learning_rate: float | None = None,
+    exact_curvature: bool = False,
     progress: Progress | None = None,
 ) -> list[Compared]:
     """Every sampling × noise, planned under one budget; the least error first, what has none last.
 
+    With a `spectrum` the error is the curvature score, unless `objective` says otherwise.
+
     Where the accountant takes a minute the noise is estimated (``plan.estimated``); `decide` settles what matters.
     """
     schedule = Schedule(examples=examples, batch_size=batch_size, epochs=epochs)
-    names = candidates(schedule) if noises is None else list(noises)
+    curved = curvature_asked(spectrum, learning_rate, exact_curvature, workload or PREFIX_SUM)
+    objective = objective or ("rmse" if curved is None else "curvature")
+    names = candidates(schedule, curved is not None) if noises is None else list(noises)
     draws = list(all_samplings() if samplings is None else samplings)
     pairs = [(s, n) for s in draws for n in names if noises is not None or not _too_long(s, n)]
     rows: dict[tuple[str, str, str], Compared] = {}
@@ -136,6 +152,7 @@ def compare(
                 parameters=parameters,
                 workload=workload,
                 objective=objective,
+                spectrum=curved,
                 estimated=True,
             )
             row = Compared(noise, sampling, planned, None)
@@ -179,6 +196,7 @@ def decide(
             parameters=guessed.parameters,
             workload=guessed.workload,
             objective=objective,
+            spectrum=guessed.curvature,
         )
         rows[at] = replace(rows[at], plan=planned)
 
@@ -193,11 +211,12 @@ def recommend(rows: Iterable[Compared], objective: Objective = "rmse") -> Recomm
     planned = [row for row in rows if row.plan is not None]
     if not planned:
         return None
+    curved = objective == "curvature"
     best = min(planned, key=lambda row: row.error(objective))
     least = best.error(objective)
     near = [row for row in planned if row.error(objective) <= (1.0 + WORTH) * least]
     chosen = min(near, key=lambda row: (row.cost.burden, row.error(objective)))
-    said = [f"{'RMSE' if objective == 'rmse' else 'largest error'} {chosen.error(objective):.4g}"]
+    said = [f"{CALLED[objective]} {chosen.error(objective):.4g}"]
     if chosen is best:
         said[0] += ", the least of all"
         said += [f"each step {_asks(best)}"] if best.cost.burden else []
@@ -205,7 +224,7 @@ def recommend(rows: Iterable[Compared], objective: Objective = "rmse") -> Recomm
         if best.cost.stored and light:
             other = min(light, key=lambda row: row.error(objective))
             more = other.error(objective) / least - 1.0
-            said.append(f"{_named(other)}, the best that keeps none, has {more:.0%} more error")
+            said.append(f"{_named(other)}, the best that keeps none, has {more:.0%} more{'' if curved else ' error'}")
     else:
         more = chosen.error(objective) / least - 1.0
         said[0] += f", {more:.1%} above the least ({_named(best)}, {least:.4g})"

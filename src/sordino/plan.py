@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from .accounting import Account, account, calibrate, number, resolve, supported
 from .accounting.combinations import Kind, instead
@@ -23,6 +24,9 @@ from .errors import SordinoError, Unsupported
 from .sampling import BallsInBins, CyclicPoisson, Sampling, make_sampling
 from .strategies import PREFIX_SUM, STRATEGIES, Problem, Strategy, Workload, make_strategy
 from .strategies.problem import Objective
+
+if TYPE_CHECKING:
+    from .curvature import CurvatureWorkload, Spectrum
 
 PROGRESS_POINTS = 64  # how many different prefixes a progress bar costs at most
 
@@ -41,6 +45,7 @@ class Plan:
     workload: Workload = PREFIX_SUM  # what the noise is summed into
     objective: Objective = "rmse"  # what an optimised strategy was optimised for
     estimated: bool = False  # the noise multiplier is a guess, to compare by: there is no guarantee to ask for
+    curvature: CurvatureWorkload | None = None  # what public data says about the loss
     _known: dict[tuple[int, float], Account] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -61,6 +66,11 @@ class Plan:
     def max_se(self) -> float:
         """Error of the worst partial result."""
         return self.strategy.max_se(self.workload) * self.noise_multiplier
+
+    @cached_property
+    def curvature_score(self) -> float | None:
+        """``σ²·Tr(W (CᵀC)⁻¹)``, where a spectrum was given: in proportion to what the noise adds to the final loss."""
+        return None if self.curvature is None else self.curvature.score(self.strategy, self.noise_multiplier)
 
     def account(self, steps_released: int | None = None, delta: float | None = None) -> Account:
         """(ε, δ) after `steps_released` steps (all, if not said).
@@ -154,7 +164,9 @@ class Plan:
         sensitivity = self.strategy.sensitivity_bound(participation)
         certificate = dict(self.strategy.certificate)
         lambdas = {"lambda": self.strategy.lam} if hasattr(self.strategy, "lam") else {}
-        lambdas |= {key: certificate[key] for key in ("lambda_rmse", "lambda_max_se") if key in certificate}
+        lambdas |= {
+            key: certificate[key] for key in ("lambda_rmse", "lambda_max_se", "lambda_curvature") if key in certificate
+        }
         return {
             "noise": self.strategy.name,
             "sampling": self.sampling.name,
@@ -168,7 +180,10 @@ class Plan:
             "sensitivity_exact": sensitivity.exact,
             "rmse": self.rmse,
             "max_se": self.max_se,
+            "curvature_score": self.curvature_score,
+            "optimality": certificate.get("optimality"),
             "workload": self.workload_as_dict(),
+            "curvature": self.curvature_as_dict(),
             "objective": self.objective,
             "certificate": certificate,
             **lambdas,
@@ -195,6 +210,18 @@ class Plan:
         schedule = None if rates is None else {"first": rates[0], "largest": max(rates), "last": rates[self.steps - 1]}
         return {"momentum": self.workload.momentum, "shrink": self.workload.shrink, "learning_rates": schedule}
 
+    def curvature_as_dict(self) -> dict[str, Any] | None:
+        """Whose curvature, and at which learning rate."""
+        if self.curvature is None:
+            return None
+        curved, spectrum = self.curvature, self.curvature.spectrum
+        return {
+            "spectrum": spectrum.describe(),
+            "learning_rate": curved.learning_rate,
+            "equation": curved.equation,
+            "capped": int((spectrum.eigenvalues > curved.eigenvalues()[0]).sum()),
+        }
+
 
 def plan(
     budget: Budget | None = None,
@@ -209,14 +236,19 @@ def plan(
     parameters: int | None = None,
     accountant: str = "auto",
     workload: Workload | None = None,
-    objective: Objective = "rmse",
+    objective: Objective | None = None,
+    spectrum: Spectrum | CurvatureWorkload | str | PathLike[str] | None = None,
+    learning_rate: float | None = None,
+    exact_curvature: bool = False,
     separation: int | None = None,
     estimated: bool = False,
 ) -> Plan:
     """What a run will use and cost. Give a `budget`, or a `noise_multiplier` (and a `delta` to report ε at).
 
     `workload` is what the noise is summed into (plain prefix sums if not given), `objective` the error that optimised
-    noise minimises. `separation` only checks: it is the sampler's to say. `estimated` is for comparing: where the
+    noise minimises. A `spectrum` (or its file) and the run's `learning_rate` say how the loss is curved: `noise-curve`
+    needs them, and λ of DP-λCGD is then chosen by the curvature score; eigenvalues beyond 1/η count as 1/η unless
+    `exact_curvature`. `separation` only checks: it is the sampler's to say. `estimated` is for comparing: where the
     accountant takes a minute, the noise multiplier is guessed in seconds.
 
     >>> run = {"examples": 50_000, "batch_size": 128, "epochs": 10}
@@ -244,9 +276,10 @@ def plan(
         found = resolve(_kind(noise, schedule.steps), sampler, accountant)  # refused before anything is optimised
         guess = estimated and budget is not None and found.name == "monte-carlo"
     asked = _workload(workload, schedule)
-    problem = Problem(
-        schedule.steps, sampler.participation, asked, objective, _noise_needed(sampler, schedule.steps, budget)
-    )
+    curved = curvature_asked(spectrum, learning_rate, exact_curvature, asked)
+    objective = objective or ("rmse" if curved is None else "curvature")
+    needed = _noise_needed(sampler, schedule.steps, budget)
+    problem = Problem(schedule.steps, sampler.participation, asked, objective, needed, curved)
     strategy = make_strategy(noise, problem)
     if budget is not None:
         if delta is not None:
@@ -271,6 +304,7 @@ def plan(
         asked,
         objective,
         guess,
+        curved,
     )
     if budget is not None and not guess:
         _warn_reach(planned)
@@ -331,6 +365,21 @@ def _workload(workload: Workload | None, schedule: Schedule) -> Workload:
         raise SordinoError(f"workload={workload!r} must be a Workload; write Workload(momentum=0.9)")
     workload.rates(schedule.steps)  # as many as there are steps?
     return workload
+
+
+def curvature_asked(
+    spectrum: Spectrum | CurvatureWorkload | str | PathLike[str] | None,
+    learning_rate: float | None,
+    exact: bool,
+    workload: Workload,
+) -> CurvatureWorkload | None:
+    if spectrum is None:
+        if learning_rate is not None or exact:
+            raise SordinoError("learning_rate and exact_curvature go with spectrum=; without one, leave them out")
+        return None
+    from .curvature import curvature_workload  # only who shapes noise by curvature loads that room
+
+    return curvature_workload(spectrum, learning_rate, exact, workload)
 
 
 def _noise_needed(sampling: Sampling, steps: int, budget: Budget | None) -> Callable[[Strategy], float] | None:

@@ -76,7 +76,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     samplings = ["poisson", "cyclic-poisson", "fixed-order", "balls-in-bins:fresh"]
     monkeypatch.setattr(module, "all_samplings", lambda: samplings)
-    monkeypatch.setattr(module, "candidates", lambda schedule: ["identity", "lambda-cgd", "lambda-cgd:0.95", "bsr:4"])
+    monkeypatch.setattr(
+        module, "candidates", lambda schedule, spectrum=False: ["identity", "lambda-cgd", "lambda-cgd:0.95", "bsr:4"]
+    )
 
 
 @pytest.mark.usefixtures("quick")

@@ -28,12 +28,20 @@ Parameters = Annotated[
 Accountant = Annotated[str, typer.Option(help="auto, or one by name.")]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD: the noise is summed with it.")]
 WeightDecay = Annotated[float, typer.Option(help="Weight decay, apart from the gradient; needs --learning-rate.")]
-LearningRate = Annotated[float | None, typer.Option(help="Learning rate, for --weight-decay.")]
+LearningRate = Annotated[float | None, typer.Option(help="Learning rate, for --weight-decay and --spectrum.")]
 LearningRates = Annotated[
     str | None,
     typer.Option(help="How the learning rate moves: linear, cosine, cosine:0.1, or a file, a number a step."),
 ]
-Objective = Annotated[str, typer.Option(help="What optimised noise minimises: rmse or max-se.")]
+Objective = Annotated[
+    str | None, typer.Option(help="What optimised noise minimises: rmse, max-se, or curvature (with --spectrum).")
+]
+Spectrum = Annotated[
+    Path | None, typer.Option(help="Eigenvalues from public data (sordino spectrum); needs --learning-rate.")
+]
+ExactCurvature = Annotated[
+    bool, typer.Option("--exact-curvature", help="Eigenvalues beyond one over the learning rate as they are.")
+]
 Picture = Annotated[Path | None, typer.Option(help="Draw a picture into this file (.png, .svg, .pdf).")]
 
 
@@ -75,7 +83,9 @@ def plan(
     weight_decay: WeightDecay = 0.0,
     learning_rate: LearningRate = None,
     learning_rates: LearningRates = None,
-    objective: Objective = "rmse",
+    objective: Objective = None,
+    spectrum: Spectrum = None,
+    exact_curvature: ExactCurvature = False,
     picture: Picture = None,
     list_: Annotated[bool, typer.Option("--list", help="What there is to choose from.")] = False,
     as_json: Json = False,
@@ -88,13 +98,14 @@ def plan(
         return
     schedule = verb.schedule(examples=examples, batch_size=batch_size, epochs=epochs)
     budget = verb.budget(epsilon, delta)
-    from .workload import workload
+    from .workload import curvature, workload
 
     summed = workload(momentum, weight_decay, learning_rate, learning_rates, schedule.steps)
+    curved = curvature(spectrum, learning_rate, exact_curvature, summed)
     if noise is None:
         from .comparison import show_comparison
 
-        show_comparison(budget, schedule, sampling, parameters, summed, objective, picture, as_json)
+        show_comparison(budget, schedule, sampling, parameters, summed, objective, curved, picture, as_json)
     else:
         verb.show_plan(
             budget,
@@ -105,6 +116,7 @@ def plan(
             accountant,
             summed,
             objective,
+            curved,
             picture,
             as_json,
         )
@@ -128,7 +140,9 @@ def account(
     weight_decay: WeightDecay = 0.0,
     learning_rate: LearningRate = None,
     learning_rates: LearningRates = None,
-    objective: Objective = "rmse",
+    objective: Objective = None,
+    spectrum: Spectrum = None,
+    exact_curvature: ExactCurvature = False,
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
@@ -136,9 +150,10 @@ def account(
     from . import plan as verb
 
     schedule = verb.schedule(examples=examples, batch_size=batch_size, epochs=epochs)
-    from .workload import workload
+    from .workload import curvature, workload
 
     summed = workload(momentum, weight_decay, learning_rate, learning_rates, schedule.steps)
+    curved = curvature(spectrum, learning_rate, exact_curvature, summed)
     verb.show_account(
         noise_multiplier,
         delta,
@@ -150,6 +165,7 @@ def account(
         accountant,
         summed,
         objective,
+        curved,
         picture,
         as_json,
     )

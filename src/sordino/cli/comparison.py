@@ -13,6 +13,7 @@ from .output import grid, out, to_json
 from .waiting import waiting
 
 if TYPE_CHECKING:
+    from ..curvature import CurvatureWorkload
     from ..strategies import Workload
 
 SHOWN = 30  # rows of the table
@@ -25,10 +26,12 @@ def show_comparison(
     sampling: str | None,
     parameters: int | None,
     workload: Workload,
-    objective: str,
+    objective: str | None,
+    curved: CurvatureWorkload | None,
     picture: Path | None,
     as_json: bool,
 ) -> None:
+    objective = objective or ("rmse" if curved is None else "curvature")
     with waiting("comparing") as progress:
         rows = compare(
             budget,
@@ -37,6 +40,7 @@ def show_comparison(
             parameters=parameters,
             workload=workload,
             objective=objective,  # type: ignore[arg-type]
+            spectrum=curved,
             progress=progress,
         )
         rows, chosen = decide(budget, rows, objective, progress)  # type: ignore[arg-type]
@@ -62,6 +66,8 @@ def show_comparison(
         "redrawn: noise vectors each step needs. ms, MB: time and memory beyond independent noise, for "
         f"{model} parameters. fixed-order is about zeroing out an example, the others about adding or removing one."
     )
+    if curved is not None:
+        out().print(f"score: what the noise adds to the final loss, in proportion. {curved.spectrum.describe()}.")
     planned = sum(row.plan is not None for row in rows)
     if planned > SHOWN:
         out().print(f"These are the best {SHOWN} of {planned}; --sampling shows those of one sampler, --json all.")
@@ -77,7 +83,9 @@ def _table(budget: Budget, rows: list[Compared], parameters: int | None, objecti
     """On a narrow terminal without the costs in time and memory, and with the one error that is compared."""
     wide = out().width >= WIDE
     title = f"Noise that ε = {round_up(budget.epsilon)}, δ = {significant_up(budget.delta)} needs"
-    errors = ("RMSE", "max") if wide else ("RMSE",) if objective == "rmse" else ("max",)
+    short = {"rmse": "RMSE", "max-se": "max", "curvature": "score"}
+    errors = ("RMSE", "max") if wide else (short[objective],)
+    errors = ("score", *errors) if wide and objective == "curvature" else errors
     costs = ("ms CPU", "ms GPU", "MB") if wide else ()
     table = grid("noise", "sampling", "σ", *errors, "kept", "redrawn", *costs, title=title)
     for column in table.columns[1:]:
@@ -92,6 +100,7 @@ def _table(budget: Budget, rows: list[Compared], parameters: int | None, objecti
             "σ": f"{about}{row.plan.noise_multiplier:.4g}",
             "RMSE": f"{about}{row.plan.rmse:.4g}",
             "max": f"{about}{row.plan.max_se:.4g}",
+            "score": f"{about}{row.plan.curvature_score or 0.0:.4g}",
             "kept": str(row.cost.stored),
             "redrawn": str(row.cost.regenerated),
             "ms CPU": f"{cost['extra_ms_cpu']:.3g}",

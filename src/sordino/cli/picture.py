@@ -140,8 +140,10 @@ def _draw_errors(axes: Any, planned: Sequence[Compared], objective: Objective) -
     for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         which("{x:.3g}")
     axes.xaxis.set_major_formatter("{x:.0f}")
-    label = "RMSE" if objective == "rmse" else "largest error"
-    axes.set(xlabel="vectors of noise a step reads (bands, buffers)", ylabel=f"{label}, in clip norms", title="Error")
+    from ..compare import CALLED
+
+    label = CALLED[objective] + (", in clip norms" if objective != "curvature" else "")
+    axes.set(xlabel="vectors of noise a step reads (bands, buffers)", ylabel=label, title="Error")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.45)  # room for the legend
     axes.legend(fontsize=7, ncols=2, loc="upper right")

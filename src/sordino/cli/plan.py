@@ -15,6 +15,7 @@ from .output import grid, out, to_json
 from .waiting import waiting
 
 if TYPE_CHECKING:
+    from ..curvature import CurvatureWorkload
     from ..registry import Registry
     from ..strategies import Workload
 
@@ -42,7 +43,8 @@ def show_plan(
     parameters: int | None,
     accountant: str,
     workload: Workload,
-    objective: str,
+    objective: str | None,
+    curved: CurvatureWorkload | None,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -56,6 +58,7 @@ def show_plan(
             accountant=accountant,
             workload=workload,
             objective=objective,  # type: ignore[arg-type]  # looked at where it is used
+            spectrum=curved,
         )
         result = planned.as_dict() | _curve(planned)
     _show(planned, result, picture, as_json)
@@ -71,7 +74,8 @@ def show_account(
     parameters: int | None,
     accountant: str,
     workload: Workload,
-    objective: str,
+    objective: str | None,
+    curved: CurvatureWorkload | None,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -90,6 +94,7 @@ def show_account(
             accountant=accountant,
             workload=workload,
             objective=objective,  # type: ignore[arg-type]
+            spectrum=curved,
         )
         result = planned.as_dict() | _curve(planned)
         if steps is not None:
@@ -124,12 +129,15 @@ def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: 
         f"an example at most {result['participations']} times, at least {result['separation']} steps apart",
         "sensitivity": f"{result['sensitivity']:.6g}",
         "error": f"RMSE {result['rmse']:.6g}, largest {result['max_se']:.6g}, of {_described(planned)}",
+        **_curvature(result),
         "noise vectors": f"{result['noise_vectors_stored']} stored, {result['noise_vectors_regenerated']} drawn again",
     }
     if "steps_released" in result:
         rows["of these"] = f"the first {result['steps_released']} steps"
     if "lambda_rmse" in result:
         rows["best λ"] = f"{result['lambda_rmse']:g} for the RMSE, {result['lambda_max_se']:g} for the largest error"
+    if "lambda_curvature" in result:
+        rows["best λ"] += f", {result['lambda_curvature']:g} for the curvature score"
     for key in ("optimality", "residual"):
         if key in result["certificate"]:
             rows["optimality"] = f"within {result['certificate'][key]:.1e} of the optimum, relatively"
@@ -143,6 +151,18 @@ def _show(planned: Plan, result: dict[str, Any], picture: Path | None, as_json: 
     finite = [(delta, epsilon) for delta, epsilon in curve if math.isfinite(epsilon)]
     points = ", ".join(f"({round_up(epsilon)}, {significant_up(delta)})" for delta, epsilon in finite)
     out().print(f"\nAll {result['steps']} steps are (ε, δ)-private for every one of: {points or 'none'}.")
+
+
+def _curvature(result: dict[str, Any]) -> dict[str, str]:
+    """The score, and whose curvature it is."""
+    found = result["curvature"]
+    if found is None:
+        return {}
+    capped = f"; {found['capped']} eigenvalues beyond 1/η count as 1/η" if found["capped"] else ""
+    return {
+        "curvature score": f"{result['curvature_score']:.6g}",
+        "curvature": f"{found['spectrum']}, at learning rate {found['learning_rate']:g}{capped}",
+    }
 
 
 def _described(planned: Plan) -> str:

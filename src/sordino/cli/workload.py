@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import SordinoError
 from ..strategies import PREFIX_SUM, Workload
+
+if TYPE_CHECKING:
+    from ..curvature import CurvatureWorkload
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -34,6 +38,21 @@ def workload(
     if not momentum and shrink == 1.0 and rates is None:
         return PREFIX_SUM
     return Workload(momentum, shrink, None if rates is None else learning_rates(rates, steps))
+
+
+def curvature(
+    spectrum: Path | None, learning_rate: float | None, exact: bool, summed: Workload
+) -> CurvatureWorkload | None:
+    """What ``--spectrum`` says about the loss."""
+    if spectrum is None:
+        if exact:
+            raise SordinoError("--exact-curvature goes with --spectrum")
+        return None
+    if learning_rate is None:
+        raise SordinoError("--spectrum needs --learning-rate: how fast curved directions forget is their product")
+    from ..curvature import curvature_workload
+
+    return curvature_workload(spectrum, learning_rate, exact, summed)
 
 
 def learning_rates(text: str, steps: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ compares any two strategies by it. `HessianOperator`, `Lanczos`, `quadrature` an
 
 from __future__ import annotations
 
+from .asked import as_spectrum, curvature_workload
 from .dominance import Dominance, PrivateNumber, dominance, dominance_of_matrices, private_dominance
 from .estimate import estimate_spectrum
 from .hessian import HessianOperator
@@ -35,7 +36,9 @@ __all__ = [
     "Spectrum",
     "Tail",
     "Upper",
+    "as_spectrum",
     "curvature_score",
+    "curvature_workload",
     "dominance",
     "dominance_of_matrices",
     "draw_dominance",
