@@ -275,9 +275,8 @@ def test_normalisation(compare, layer, shape, dtype, tol):
     check(compare, layer, shape, dtype=dtype, tol=tol if dtype == D else 2e-3)
 
 
-def test_group_norm_in_pieces(compare, monkeypatch):
-    """A GPU's kernel takes so many rows at once."""
-    monkeypatch.setattr(norms, "at_once", lambda g, rows, groups: 3)
+def test_group_norm_of_more_groups_than_a_grid_takes(compare, monkeypatch):
+    monkeypatch.setattr(norms, "largest_grid", lambda g: 5)
     check(compare, nn.GroupNorm(2, 4), (4, 6))
     check(compare, nn.GroupNorm(2, 4), (4, 6), before=False)
 

@@ -72,6 +72,11 @@ class LayerNorm(Operation):
         return (first[:, 0] - second[:, 0]).reshape(n, *self.shape), second[:, 1].reshape(n, *self.shape)
 
 
+def largest_grid(g: Tensor) -> float:
+    """How many groups torch's kernel takes as those of one row."""
+    return 65535 if g.is_cuda else math.inf
+
+
 class GroupNorm(Operation):
     name = "group_norm"
 
@@ -122,28 +127,17 @@ class GroupNorm(Operation):
         """The input's gradient, and the weight's and the bias' of every row, (rows, channels): with all rows as the
         channels of one, torch's own kernel adds nothing up over rows."""
         rows, channels = x.shape[:2]
-        most = at_once(g, rows, self.groups)
-        parts = []
-        for lo in range(0, rows, most):
-            g_, x_, mean_, rstd_ = (
-                (g, x, mean, rstd) if most >= rows else (t[lo : lo + most] for t in (g, x, mean, rstd))
-            )
-            n = g_.shape[0]
-            weight = None if self.weight is None else self.weight.to(g.dtype).repeat(n)
-            back, *sums = torch.ops.aten.native_group_norm_backward(
-                g_, x_, mean_.reshape(1, -1), rstd_.reshape(1, -1), weight, 1, n * channels, x.shape[2:].numel(),
-                n * self.groups, [needed, True, True],
-            )  # fmt: skip
-            parts.append((back, *(s.view(n, channels) for s in sums)))
-        if len(parts) == 1:
-            return parts[0]
-        backs, weights, biases = zip(*parts, strict=True)
-        return torch.cat(backs) if needed else None, torch.cat(weights), torch.cat(biases)
-
-
-def at_once(g: Tensor, rows: int, groups: int) -> int:
-    """How many rows torch's kernel takes as one: on a GPU its grid has at most 65535 groups."""
-    return max(1, 65535 // groups) if g.is_cuda else rows
+        if rows * self.groups > largest_grid(g):
+            by_group = x.reshape(rows, self.groups, -1) - mean.reshape(rows, -1, 1)
+            normal = (by_group * rstd.reshape(rows, -1, 1)).reshape(rows, channels, -1)
+            flat = g.reshape(rows, channels, -1)
+            return self._backward(g, x, mean, rstd, needed)[0], (flat * normal).sum(2), flat.sum(2)
+        weight = None if self.weight is None else self.weight.to(g.dtype).repeat(rows)
+        back, weight_grad, bias_grad = torch.ops.aten.native_group_norm_backward(
+            g, x, mean.reshape(1, -1), rstd.reshape(1, -1), weight, 1, rows * channels, x.shape[2:].numel(),
+            rows * self.groups, [needed, True, True],
+        )  # fmt: skip
+        return back, weight_grad.view(rows, channels), bias_grad.view(rows, channels)
 
 
 def layer_norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
