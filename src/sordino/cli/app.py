@@ -172,6 +172,49 @@ def account(
 
 
 @app.command()
+def spectrum(
+    config: Annotated[
+        Path | None, typer.Argument(help="A run's TOML file: its model, public data and seed; options override it.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file of eigenvalues.")] = Path("spectrum.npz"),
+    public: Annotated[str | None, typer.Option(help="Public data: a fetched set, or a file or folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="A built-in model; sordino plan --list names them.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Classes of the private data, where the public has others or no labels.")
+    ] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Only the first so many public examples.")] = None,
+    preparation: Annotated[
+        str, typer.Option(help="Bring the model to training's curvature: random-labels, simclr, given-labels or none.")
+    ] = "random-labels",
+    preparation_epochs: Annotated[int, typer.Option(min=1, help="How long.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="So many eigenvalues are computed; the others are fitted.")] = 200,
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    seed: Annotated[int | None, typer.Option(help="Of weights, drawn labels and probes; all of it is public.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="By default beside --out.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other key: --set model.dense=128")] = None,
+    as_json: Json = False,
+) -> None:
+    """Eigenvalues of the loss's Hessian on public data. Touches nothing private."""
+    from . import spectrum as verb
+    from .config import parse_assignment
+
+    options = {"public.path": public, "model.name": model}
+    given = [(key, value) for key, value in options.items() if value is not None]
+    wanted = verb.asked(
+        config,
+        [*given, *map(parse_assignment, set_ or [])],
+        classes=classes,
+        examples=examples,
+        preparation=preparation,
+        epochs=preparation_epochs,
+        top=top,
+        dtype=dtype,
+        seed=seed,
+    )
+    verb.spectrum(wanted, out, picture, as_json)
+
+
+@app.command()
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; options below override it.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default a new one under runs/.")] = None,

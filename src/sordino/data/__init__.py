@@ -28,11 +28,13 @@ def load(
     label: str = "label",
     size: int | None = None,
     classes: Sequence[str] | None = None,
+    unlabelled: bool = False,
 ) -> Arrays | None:
     """The examples of `split` ("train" or "test"); None if `source` has no test part.
 
     `label` names the label column of CSV and Parquet; `size` is what images of a folder are resized to; `classes` is
-    the complete list of classes where this file may lack some, as a test set may.
+    the complete list of classes where this file may lack some, as a test set may. Where data may be `unlabelled`, an
+    .npz without labels has label 0 everywhere, and no classes.
 
     >>> train, test = load("digits"), load("digits", "test")
     >>> len(train), len(test), train.input_shape, len(train.classes)
@@ -61,7 +63,7 @@ def load(
 
         return load_folder(path, split, size, classes)
     if suffix == ".npz":
-        return load_npz(path, split, classes)
+        return load_npz(path, split, classes, unlabelled)
     if suffix in (".csv", ".parquet", ".pq"):
         from .tables import load_csv, load_parquet
 

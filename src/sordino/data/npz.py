@@ -30,8 +30,11 @@ def _channels_first(source: Path, x: np.ndarray) -> np.ndarray:
     raise SordinoError(f"{source}: images of shape {x.shape[1:]} have no axis of 1, 3 or 4 channels, first or last")
 
 
-def load_npz(path: Path, split: str, classes: Sequence[str] | None = None) -> Arrays | None:
-    """The examples of `split`, or None if the file has no test arrays and those are asked for."""
+def load_npz(path: Path, split: str, classes: Sequence[str] | None = None, unlabelled: bool = False) -> Arrays | None:
+    """The examples of `split`, or None if the file has no test arrays and those are asked for.
+
+    If they may be `unlabelled`, a file without labels gives label 0 everywhere and no classes.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if _wanted(name, split)}
@@ -46,6 +49,8 @@ def load_npz(path: Path, split: str, classes: Sequence[str] | None = None) -> Ar
     y = next((arrays[name + suffix] for name in _LABELS if name + suffix in arrays), None)
     if split != "train" and x is None and y is None:
         return None
+    if unlabelled and x is not None and x.ndim > 1 and y is None:
+        return Arrays(finite(path, _channels_first(path, x)), np.zeros(len(x), np.int64), [])
     if x is None or y is None:
         raise SordinoError(
             f"{path} holds {', '.join(held) or 'nothing'}; needed are 'x' and 'y' (or 'images' and 'labels')"
