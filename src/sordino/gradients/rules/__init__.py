@@ -36,13 +36,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 
 def run(recorder: Recorder, func: Any, args: tuple, kwargs: dict, batched: bool) -> Any:
     """An operation in which a parameter (or a derived tensor) takes part."""
-    decomposition = DECOMPOSITIONS.get(func)
-    if decomposition is not None:
-        with recorder:
-            return decomposition(*args, **kwargs)
-    if not batched:
-        return _derive(recorder, func, args, kwargs)
-    rule = RULES.get(func)
+    rule = RULES.get(func) if batched else None
     if rule is not None:
         for a in args:
             if isinstance(a, Tensor) and a.is_complex():
@@ -51,7 +45,11 @@ def run(recorder: Recorder, func: Any, args: tuple, kwargs: dict, batched: bool)
             out = rule(recorder, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-    return fallback.run(recorder, func, args, kwargs)
+    decomposition = DECOMPOSITIONS.get(func)
+    if decomposition is not None:
+        with recorder:
+            return decomposition(*args, **kwargs)
+    return fallback.run(recorder, func, args, kwargs) if batched else _derive(recorder, func, args, kwargs)
 
 
 def _derive(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -140,6 +140,13 @@ class GroupNorm(Operation):
         return back, weight_grad.view(rows, channels), bias_grad.view(rows, channels)
 
 
+def _affine_alone(recorder: Recorder, input: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether it is the input, and nothing else, that depends on the batch."""
+    if weight is not None and id(weight) in recorder.names and (bias is None or id(bias) in recorder.names):
+        return True  # something does
+    return recorder.is_batched(input) and not any(t is not None and recorder.is_batched(t) for t in (weight, bias))
+
+
 def layer_norm(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
     return _layer_norm(recorder, *args, **kwargs)
 
@@ -148,9 +155,7 @@ def _layer_norm(
     recorder: Recorder, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Any:  # fmt: skip
-    if any(t is not None and recorder.is_batched(t) for t in (weight, bias)) or not recorder.is_batched(input):
-        return NotImplemented
-    if input.dim() <= len(normalized_shape):
+    if not _affine_alone(recorder, input, weight, bias) or input.dim() <= len(normalized_shape):
         return NotImplemented
     return LayerNorm(recorder, normalized_shape, weight, bias, eps).apply(input)
 
@@ -163,7 +168,7 @@ def _group_norm(
     recorder: Recorder, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:  # fmt: skip
-    if any(t is not None and recorder.is_batched(t) for t in (weight, bias)) or not recorder.is_batched(input):
+    if not _affine_alone(recorder, input, weight, bias):
         return NotImplemented
     return GroupNorm(recorder, num_groups, weight, bias, eps).apply(input)
 
