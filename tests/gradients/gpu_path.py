@@ -6,6 +6,7 @@ On a GPU as it is; as a script (TRITON_INTERPRET=1) on a CPU, in Triton's interp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from sordino.geometry import Euclidean
 from sordino.gradients import precision
 from sordino.gradients.clipping import Clipping
 from sordino.gradients.engine import Clipped, Engine
+from sordino.gradients.kernels import gram, layer_norm
 
 Case = tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor], Tensor]
 
@@ -108,9 +110,37 @@ def agree(name: str, device: str, style: str, tolerance: float = 2e-4) -> None:
     precision.INTERPRETED = False
 
 
+def launches() -> None:
+    """Four layers: a launch for each of the two shapes of linear layers, one for all norms."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Layer() for _ in range(4)), nn.Flatten(), nn.Linear(7 * 48, 5))
+    engine = Engine(model, dict(model.named_parameters()))
+    precision.INTERPRETED, counted, before = True, [], (gram._launch, layer_norm._layer_norm_kernel)
+
+    def launch(factors: list, *more: Any) -> Tensor:
+        counted.append(len(factors))
+        return before[0](factors, *more)
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            counted.append("norms")
+            return before[1][grid]
+
+    gram._launch, layer_norm._layer_norm_kernel = launch, Kernel()  # type: ignore[assignment]
+    try:
+        once(engine, of_logits, torch.randn(6, 7, 48), "flat")  # with probes for the layout before it
+        counted.clear()
+        once(engine, of_logits, torch.randn(6, 7, 48), "flat")
+        assert counted == ["norms", 4, 4], counted
+    finally:
+        gram._launch, layer_norm._layer_norm_kernel = before
+        precision.INTERPRETED = False
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for name in cases():
         agree(name, "cpu", "flat")
     for name in ("text", "images"):
         agree(name, "cpu", "layer-wise")
+    launches()
