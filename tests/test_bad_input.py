@@ -94,7 +94,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["'x'", "known: 0, 2"]),
     "layers for flat": ({"clipping": lambda: sordino.Clipping(1.0, "flat", layers={"0": 1.0})}, ["takes no layers"]),
     "noise misspelt": ({"noise": "identiy"}, ["noise='identiy'", "did you mean 'identity'"]),
-    "noise without its number": ({"noise": "lambda-cgd"}, ["lambda-cgd"]),
+    "noise without its number": ({"noise": "bisr"}, ["bisr"]),
     "noise with a bad number": ({"noise": "lambda-cgd:2"}, ["2", "lambda"]),
     "noise with a word": ({"noise": "lambda-cgd:much"}, ["much"]),
     "noise None": ({"noise": None}, ["noise", "NoneType"]),

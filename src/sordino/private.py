@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from . import describe
+from . import describe, shaped
 from .asked import flag, matrices, one_device, physical, refuse, trainable, unchanged, whole
 from .batches import Batch, Batches, OnRows, Source
 from .budget import Budget, Guarantee, SordinoWarning
@@ -61,6 +61,9 @@ def make_private(
     denoising: str | Denoiser | Mapping[str, Any] = "none",
     clipping: str | Clipping = "flat",
     public: Public | None = None,
+    spectrum: Any = None,
+    exact_curvature: bool = False,
+    allow_overlap: bool = False,
     examples: int | None = None,
     physical_batch_size: int | str | None = "auto",
     augment: Callable[[Any], Any] | OnRows | None = None,
@@ -79,6 +82,8 @@ def make_private(
     batch at once and halves that when memory runs out; None never splits. `augment` (a function of an example, or
     `OnRows`) gives `augmentations` rows an example, averaged before clipping. `noise_storage` says where the past lives
     that correlated noise needs: "regenerate", "device" or "host"; the noise is the same.
+    `spectrum` (a `Spectrum` or its file) shapes `noise="noise-curve:16"` by public curvature, at the SGD optimizer's
+    learning rate; public examples that are private too are refused, unless `allow_overlap`.
     """
     refuse(model)
     parameters = trainable(model, optimizer)
@@ -103,6 +108,7 @@ def make_private(
         delta=delta,
         parameters=sum(p.numel() for p in parameters.values()),
         accountant=accountant,
+        spectrum=None if spectrum is None else shaped.curvature(spectrum, model, optimizer, exact_curvature),
     )
     if isinstance(clipping, Clipping):
         if clip_norm is not None and clipping.bound != clip_norm:
@@ -113,7 +119,8 @@ def make_private(
     rule.fits(parameters)
     if public is not None and not isinstance(public, Public):
         raise SordinoError(f"public is a {type(public).__name__}; pass public=sordino.Public(dataset, losses=...)")
-    return Private(
+    shaped.refuse_private_examples(planned, public, dataset, flag("allow_overlap", allow_overlap))
+    private = Private(
         model=model,
         optimizer=optimizer,
         parameters=parameters,
@@ -131,6 +138,9 @@ def make_private(
         check=flag("check", check),
         keys=Keys.fresh() if seed is None else Keys.from_seed(seed),
     )
+    if (text := shaped.remark(planned, allow_overlap)) is not None:
+        private.remarks.append(text)
+    return private
 
 
 class Private:

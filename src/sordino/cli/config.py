@@ -82,6 +82,9 @@ class Config(_Table):
     clip_norm: float = Field(1.0, gt=0, allow_inf_nan=False)
     clipping: str = "flat"
     noise: str = "identity"
+    spectrum: str | None = Field(None, description="eigenvalues that shape noise-curve, made by sordino spectrum")
+    exact_curvature: bool = Field(False, description="eigenvalues beyond one over the learning rate as they are")
+    allow_overlap: bool = Field(False, description="public examples may be private ones too")
     noise_storage: Literal["auto", "regenerate", "device", "host"] = Field(
         "auto", description="where the past lives that correlated noise needs; the noise is the same"
     )

@@ -2,6 +2,7 @@
 
     config.toml         what was asked, all of it
     plan.json           the noise it needs and what that costs
+    spectrum.npz        what shaped the noise, if anything did
     privacy.json        the guarantee for what has been released
     metrics.jsonl       one line an epoch; only what may be published
     model.safetensors   the trained weights
@@ -33,7 +34,16 @@ and know that every choice made by looking at it is not covered either.
 """
 
 # What there may be before the first checkpoint is whole.
-_FIRST = {"config.toml", "plan.json", "metrics.jsonl", "checkpoints", "private", ".config.toml", ".plan.json"}
+_FIRST = {
+    "config.toml",
+    "plan.json",
+    "metrics.jsonl",
+    "spectrum.npz",
+    "checkpoints",
+    "private",
+    ".config.toml",
+    ".plan.json",
+}
 
 
 class RunFolder:
@@ -80,6 +90,10 @@ class RunFolder:
             (self.path / "metrics.jsonl").touch()
         self._write("plan.json", to_json(plan) + "\n")
         self._write("config.toml", tomli_w.dumps(config))
+
+    @property
+    def spectrum(self) -> Path:
+        return self.path / "spectrum.npz"
 
     def config(self) -> dict[str, Any]:
         from .config import read_toml

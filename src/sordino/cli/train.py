@@ -75,7 +75,8 @@ def _resumed(
                 f"{key} was {was.get(key)!r} when the run was started and is {now.get(key)!r} now; "
                 "resume with what was started, or start a new run"
             )
-    return config.model_copy(update={"noise_storage": given.noise_storage})
+    kept = str(folder.spectrum) if folder.spectrum.exists() else config.spectrum
+    return config.model_copy(update={"noise_storage": given.noise_storage, "spectrum": kept})
 
 
 class Run:
@@ -103,6 +104,9 @@ class Run:
             clipping=c.clipping,
             noise=c.noise,
             noise_storage=c.noise_storage,
+            spectrum=c.spectrum,
+            exact_curvature=c.exact_curvature,
+            allow_overlap=c.allow_overlap,
             sampling=c.sampling,
             accountant=c.accountant or "auto",
             geometry=c.geometry,
@@ -120,6 +124,8 @@ class Run:
             console.print(f"Going on after step {self.private.step} of {self.private.steps}")
         else:
             self.folder.create(self.config.as_toml(), self.private.plan.as_dict())
+            if self.private.plan.curvature is not None:
+                self.private.plan.curvature.spectrum.save(self.folder.spectrum)  # a run is one folder
             self.private.save(self.folder.checkpoints)
         console.print(self.private.describe())
         if self.data.validation is not None:

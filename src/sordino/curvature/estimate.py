@@ -71,6 +71,7 @@ def estimate_spectrum(
         "size": operator.size,
         "model": model_fingerprint(model),
         "data": data_fingerprint(hashes),
+        "contents": b"".join(hashes),
         "description": f"{operator.examples.count:,} public examples, labels {public.labels!r}",
     }
 

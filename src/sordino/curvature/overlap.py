@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..public import Public
 
 CHUNK = 256
+SIZE = 16  # bytes of a hash
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,15 @@ class Overlap:
 
 
 def overlap(public: Public | Any, private: Any, show: bool = True) -> Overlap:
-    """Compare the contents of two data sets (or a `Public` and a data set)."""
+    """Compare the contents of two data sets; the public one may be a `Public`, or a spectrum learnt from it."""
     there: dict[bytes, int] = {}
     for i, content in enumerate(contents(private, "private examples", show)):
         there.setdefault(content, i)
-    here = contents(getattr(public, "dataset", public), "public examples", show)
+    known = getattr(public, "contents", None)
+    if isinstance(known, bytes):
+        here = [known[i : i + SIZE] for i in range(0, len(known), SIZE)]
+    else:
+        here = contents(getattr(public, "dataset", public), "public examples", show)
     pairs = [(i, there[content]) for i, content in enumerate(here) if content in there]
     return Overlap(len(pairs), len(here), len(private), tuple(pairs[:10]))
 
@@ -76,7 +81,7 @@ def content(example: Any) -> bytes:
     >>> content((torch.ones(2), 3)) == content(torch.ones(2, dtype=torch.float64)) != content(torch.zeros(2))
     True
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=SIZE)
     if hasattr(example, "keys"):
         example = {key: example[key] for key in sorted(example.keys()) if key not in ("labels", "label")}
     elif isinstance(example, (tuple, list)) and len(example):

@@ -43,6 +43,7 @@ class Spectrum:
     description: str = ""
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)  # numbers of the tail, the counts, the cost
+    contents: bytes = field(default=b"", repr=False)  # 16 bytes for each public example, to know it again
 
     def __post_init__(self) -> None:
         try:
@@ -119,7 +120,9 @@ class Spectrum:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
-                np.savez(file, eigenvalues=self.eigenvalues, metadata=np.array(json.dumps(about, ensure_ascii=False)))
+                known = np.frombuffer(self.contents, dtype=np.uint8)
+                text = np.array(json.dumps(about, ensure_ascii=False))
+                np.savez(file, eigenvalues=self.eigenvalues, metadata=text, contents=known)
         except OSError as error:
             raise SordinoError(f"cannot write the spectrum to {path}: {error.strerror or error}") from None
         return path
@@ -138,6 +141,7 @@ class Spectrum:
                     )
                 values = arrays["eigenvalues"]
                 text = str(arrays["metadata"]) if "metadata" in arrays.files else ""
+                known = arrays["contents"].tobytes() if "contents" in arrays.files else b""
         except FileNotFoundError:
             raise SordinoError(f"no spectrum at {path}; make one with sordino spectrum") from None
         except SordinoError:
@@ -155,7 +159,7 @@ class Spectrum:
         if not isinstance(about, dict) or about.get("format") != "sordino-spectrum-1":
             return cls.given(values, f"from {Path(path).name}")
         about.pop("format")
-        return cls(values, **{**about, "notes": tuple(about["notes"])})
+        return cls(values, **{**about, "notes": tuple(about["notes"]), "contents": known})
 
 
 def model_fingerprint(model: nn.Module) -> str:
