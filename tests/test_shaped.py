@@ -81,6 +81,8 @@ def test_the_matrix_is_that_of_the_plan_and_of_the_optimizers_rate_and_momentum(
 def test_best_lambda_by_curvature_is_said_too(data: tuple[TensorDataset, TensorDataset], spectrum: Spectrum) -> None:
     run = private(data[1], spectrum, noise="lambda-cgd", sampling="fixed-order")
     assert any("shaped by the curvature" in r for r in run.guarantee().remarks)
+    run = private(data[1], spectrum, noise="band-inv-mf:3", sampling="fixed-order")
+    assert any("shaped by the curvature" in r for r in run.guarantee().remarks)
     given = private(data[1], spectrum, noise="lambda-cgd:0.5", sampling="fixed-order")
     assert not any("shaped by the curvature" in r for r in given.guarantee().remarks)
 

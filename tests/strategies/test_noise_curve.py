@@ -18,6 +18,7 @@ from sordino.strategies.banded import Banded
 from sordino.strategies.banded_algebra import to_dense
 from sordino.strategies.noise_curve import RIDGE, condition, optimise, question
 from sordino.strategies.optimizing import Optimum
+from sordino.strategies.toeplitz_optimizing import curvature_form
 
 from .test_banded_optimizing import reference
 
@@ -199,9 +200,41 @@ class TestLambdaByCurvature:
 
     def test_other_noise_is_optimised_for_the_rmse(self) -> None:
         problem = Problem(60, self.participation, objective="curvature", curvature=curved())
-        for name in ("band-mf:4", "band-inv-mf:4", "band-mf-general:4"):
+        for name in ("band-mf:4", "band-mf-general:4", "blt:2"):
             rmse = make_strategy(name, Problem(60, self.participation))
             assert np.array_equal(make_strategy(name, problem).dense(), rmse.dense())
+
+
+class TestInverseBands:
+    @pytest.mark.parametrize("name", SPECTRA)
+    def test_the_form_is_that_of_the_dense_matrix(self, name: str) -> None:
+        q = curved(name).factor(30)
+        loss, rng = curvature_form(q), np.random.default_rng(0)
+        for bands in (1, 2, 7, 30):
+            w = rng.normal(size=bands)
+            inverse = sum(w[l] * np.eye(30, k=-l) for l in range(bands))
+            value, gradient = loss(w)
+            assert value == pytest.approx(np.square(inverse.T @ q).sum() / np.square(q).sum(), rel=1e-9)
+            for l in range(bands):
+                up, down = (loss(w + sign * 1e-5 * np.eye(bands)[l])[0] for sign in (1, -1))
+                assert gradient[l] == pytest.approx((up - down) / 2e-5, rel=1e-5, abs=1e-7)
+
+    @pytest.mark.parametrize("participation", [None, Participation(60, 3, 20), Participation(60, 3, 20, fixed=True)])
+    @pytest.mark.parametrize("name", SPECTRA)
+    def test_coefficients_by_the_score(self, name: str, participation: Participation | None) -> None:
+        work = curved(name)
+        problem = Problem(60, participation, objective="curvature", curvature=work)
+        s = make_strategy("band-inv-mf:4", problem)
+        for other in ("band-inv-mf:4", "bisr:4", "lambda-cgd"):
+            rival = make_strategy(other, problem if other == "lambda-cgd" else Problem(60, participation))
+            assert problem.loss(s) <= problem.loss(rival) * (1 + 1e-9)
+        w = s.definition()["inverse_coefficients"]
+        rng = np.random.default_rng(0)
+        for size in (1e-3, 1e-2, 0.1):
+            for _ in range(5):
+                moved = w + size * np.concatenate([[0.0], rng.normal(size=len(w) - 1)])
+                other_one = make_strategy("band-inv-mf:4", 60, {"inverse_coefficients": moved})
+                assert problem.loss(s) <= problem.loss(other_one) * (1 + 1e-6)
 
 
 def test_strategies_load_without_the_curvature_room() -> None:

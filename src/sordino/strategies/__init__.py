@@ -151,7 +151,7 @@ STRATEGIES.add(
 )
 
 
-_BY_CURVATURE = ("lambda-cgd", "lambda-cgd-normalized", "noise-curve")
+_BY_CURVATURE = ("lambda-cgd", "lambda-cgd-normalized", "band-inv-mf", "noise-curve")
 
 
 def make_strategy(
@@ -160,7 +160,8 @@ def make_strategy(
     """The strategy a user means by ``text`` for a problem, or over so many steps.
 
     A `definition` (of the same name, from an earlier run) is taken as it is; nothing is optimised again. With
-    ``objective="curvature"`` λ is chosen by the curvature score; other strategies are optimised for the RMSE.
+    ``objective="curvature"`` λ and BandInvMF's coefficients are chosen by the curvature score; the others are
+    optimised for the RMSE.
 
     >>> make_strategy("lambda-cgd:0.9", 100).terms(3)
     [(3, 1.0), (2, -0.9)]

@@ -1,6 +1,6 @@
 """BandInvMF(p): C⁻¹ is Toeplitz with p bands, its coefficients optimised for the error (Kalinin et al. 2025).
 
-Minimised is error × sensitivity over ``w_1, …, w_{p−1}``, w_0 = 1, from BISR(p) on. The sensitivity in the
+Minimised is error × sensitivity (or the root of the curvature score × sensitivity) over ``w_1, …, w_{p−1}``, w_0 = 1, from BISR(p) on. The sensitivity in the
 loss bounds that of every C (the leftmost columns of a majorant of |C|): the leftmost columns of C itself do not, and an
 optimiser would find out, as ``C⁻¹ = (1, 0, 0, −.9)`` shows. The last p−1 rows of Z are drawn again at each step.
 """
@@ -49,7 +49,10 @@ def band_inv_mf(argument: str, problem: Problem, definition: Mapping[str, np.nda
     if definition is not None:
         return BandInvMF(bands, problem.steps, recalled(definition, "inverse_coefficients", f"{NAME}:{bands}", bands))
     found = cached(NAME, question(problem, bands), lambda: _optimised(problem, bands))
-    return BandInvMF(bands, problem.steps, found["inverse_coefficients"], certified(found))
+    s = BandInvMF(bands, problem.steps, found["inverse_coefficients"], certified(found))
+    if problem.objective == "curvature" and problem.curvature is not None:
+        s.certificate = {**s.certificate, "curvature_score": problem.curvature.score(s)}
+    return s
 
 
 def _optimised(problem: Problem, bands: int) -> dict[str, np.ndarray]:

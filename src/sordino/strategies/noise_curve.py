@@ -25,7 +25,7 @@ from .objectives import Errors, LowRank, Total
 from .optimizing import VERSION, Optimum, minimise, unit
 from .problem import Problem
 from .toeplitz import parse_bandwidth
-from .toeplitz_found import participations
+from .toeplitz_found import participations, public_curvature
 
 if TYPE_CHECKING:
     from ..curvature import CurvatureWorkload
@@ -96,12 +96,7 @@ def question(curved: CurvatureWorkload, steps: int, bands: int) -> dict[str, Inp
         "bands": bands,
         "ridge": RIDGE,
         "target": TARGET,
-        "equation": curved.equation,
-        "eigenvalues": curved.eigenvalues(),
-        "rates": np.array([curved.learning_rate]) if curved.schedule is None else curved.rates(steps),
-        "momentum": float(curved.momentum),
-        "weight_decay": float(curved.weight_decay),
-        "cap": int(curved.cap),
+        **public_curvature(curved, steps),
     }
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import StateError
 from .problem import Problem
+
+if TYPE_CHECKING:
+    from ..curvature import CurvatureWorkload
 
 VERSION = 1  # of what is searched and how: part of the key of what is kept on disk
 
@@ -21,7 +25,9 @@ def participations(problem: Problem) -> int:
 def question(problem: Problem, bands: int) -> dict[str, float | int | str | np.ndarray]:
     """What the answer depends on. Not on `noise_needed`: these strategies are optimised for their sensitivity."""
     k, workload = participations(problem), problem.workload
+    curved = problem.curvature if problem.objective == "curvature" else None
     return {
+        **({} if curved is None else public_curvature(curved, problem.steps)),
         "version": VERSION,
         "steps": problem.steps,
         "bands": bands,
@@ -35,6 +41,18 @@ def question(problem: Problem, bands: int) -> dict[str, float | int | str | np.n
     }
 
 
+def public_curvature(curved: CurvatureWorkload, steps: int) -> dict[str, float | int | str | np.ndarray]:
+    """What an answer depends on that curvature decides."""
+    return {
+        "equation": curved.equation,
+        "eigenvalues": curved.eigenvalues(),
+        "curved_rates": np.array([curved.learning_rate]) if curved.schedule is None else curved.rates(steps),
+        "curved_momentum": float(curved.momentum),
+        "weight_decay": float(curved.weight_decay),
+        "cap": int(curved.cap),
+    }
+
+
 def certified(found: Mapping[str, np.ndarray]) -> dict[str, float]:
     """What a plan prints of a search."""
     names = ("loss", "projected_gradient", "iterations", "schedule_ignored")
@@ -43,7 +61,7 @@ def certified(found: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 def recalled(definition: Mapping[str, np.ndarray], key: str, name: str, bands: int) -> np.ndarray:
     """The coefficients that an earlier run found."""
-    c = np.asarray(definition.get(key, []), dtype=np.float64)
+    c = np.array(definition.get(key, []), dtype=np.float64)
     if c.ndim != 1 or not 1 <= len(c) <= bands or not np.isfinite(c).all() or c[0] <= 0.0:
         raise StateError(
             f"the definition of noise={name!r} must have 1 to {bands} finite {key}, the first above 0; this one has "

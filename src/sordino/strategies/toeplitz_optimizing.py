@@ -107,11 +107,37 @@ def goldstein(loss: Loss, x: np.ndarray, radius: float = 1e-4) -> float:
 
 def squared_error(problem: Problem) -> Loss:
     """By the first column of ``T⁻¹``."""
+    if problem.objective == "curvature" and problem.curvature is not None:
+        return curvature_form(problem.curvature.factor(problem.steps))
     rates = problem.workload.rates(problem.steps)
     if problem.workload.is_toeplitz:
         return lambda w: plain(w, problem.steps, problem.workload, problem.objective)
     outside = outer(problem.objective)
     return lambda w: scheduled(w, rates, problem.workload, outside)[:2]
+
+
+def curvature_form(q: np.ndarray) -> Loss:
+    """``‖T⁻ᵀQ‖_F²``, relative to ``‖Q‖_F²``, by the first entries w of the first column of ``T⁻¹``.
+
+    Row j of ``T⁻ᵀQ`` is ``Σ_l w_l Q_{j+l}``: a quadratic form ``wᵀGw``, ``G_{l+1,m+1} = G_{lm} − Q_l·Q_m``.
+    """
+    forms: dict[int, np.ndarray] = {}
+
+    def form(bands: int) -> np.ndarray:
+        g = np.zeros((bands, bands))
+        g[0] = [np.vdot(q[: len(q) - m], q[m:]) for m in range(bands)]
+        products = q[:bands] @ q[:bands].T
+        for l in range(bands - 1):
+            g[l + 1, l + 1 :] = g[l, l:-1] - products[l, l:-1]
+        return np.asarray(np.triu(g) + np.triu(g, 1).T) / np.vdot(q, q)
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        if len(w) not in forms:
+            forms[len(w)] = form(len(w))
+        by_w = forms[len(w)] @ w
+        return float(w @ by_w), 2.0 * by_w
+
+    return loss
 
 
 def squared_sensitivity(c: np.ndarray, participation: Participation) -> tuple[float, np.ndarray]:
