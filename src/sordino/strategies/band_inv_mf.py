@@ -1,8 +1,9 @@
 """BandInvMF(p): C⁻¹ is Toeplitz with p bands, its coefficients optimised for the error (Kalinin et al. 2025).
 
-Minimised is error × sensitivity (or the root of the curvature score × sensitivity) over ``w_1, …, w_{p−1}``, w_0 = 1, from BISR(p) on. The sensitivity in the
-loss bounds that of every C (the leftmost columns of a majorant of |C|): the leftmost columns of C itself do not, and an
-optimiser would find out, as ``C⁻¹ = (1, 0, 0, −.9)`` shows. The last p−1 rows of Z are drawn again at each step.
+Minimised is error × sensitivity over ``w_1, …, w_{p−1}``, w_0 = 1, from BISR(p) on; the error may be the root of the
+curvature score. The sensitivity in the loss bounds that of every C (the leftmost columns of a majorant of |C|): the
+leftmost columns of C itself do not, and an optimiser would find out, as ``C⁻¹ = (1, 0, 0, −.9)`` shows. The last p−1
+rows of Z are drawn again at each step.
 """
 
 from __future__ import annotations
