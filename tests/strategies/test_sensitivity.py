@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sordino.budget import Participation
-from sordino.strategies import make_strategy
+from sordino.strategies import DenseMatrix, Toeplitz, make_strategy
+from sordino.strategies.banded import Banded
 from sordino.strategies.sensitivity import fixed_order, leftmost, leftmost_applies, sensitivity_of, separated
 
 from .test_strategies import brute_force, participations, patterns
@@ -114,3 +115,19 @@ def test_the_generic_bounds_meet_the_closed_form_on_a_longer_run() -> None:
     p = Participation(steps=500, epochs=10, separation=50)
     assert sensitivity_of(c, p).value == pytest.approx(s.sensitivity(p), rel=1e-9)
     assert s.sensitivity(p) <= separated(c.T @ c, 10, 50).value < 1.1 * s.sensitivity(p)
+
+
+@pytest.mark.parametrize("size", [1e-90, 1e-9, 1e-6, 1.0, 1e6, 1e90])
+def test_conditions_are_judged_alike_for_matrices_of_any_size(size: float) -> None:
+    """C⁻¹ = (1, 0, 0, −.9), whose leftmost columns give 2.068 and another pattern 2.745, times a factor."""
+    c = np.linalg.inv(toeplitz([1.0, 0.0, 0.0, -0.9], 8))
+    p = Participation(steps=8, epochs=2, separation=2)
+    truth = brute_force(c, p)
+    bands = np.array([[1.0] * 12, [0.1, 0.9, 0.2] * 4, [0.1, 0.2, 1.0] * 4])
+    q = Participation(steps=12, epochs=6, separation=2)
+    banded = Banded("banded", bands * size)
+    assert truth > 2.74
+    assert not leftmost_applies(c * size, 2)
+    assert Toeplitz("toeplitz", 8, coefficients=c[:, 0] * size).sensitivity(p) / size >= truth * (1 - 1e-12)
+    assert DenseMatrix(c * size).sensitivity(p) / size >= truth * (1 - 1e-12)
+    assert banded.sensitivity(q) / size >= brute_force(banded.dense() / size, q) * (1 - 1e-12)

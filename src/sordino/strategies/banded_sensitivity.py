@@ -77,7 +77,7 @@ def _patterns(x: np.ndarray, k: int, b: int) -> Sensitivity:
 
 def _leftmost_applies(x: np.ndarray, b: int) -> bool:
     """The conditions of `sensitivity.leftmost_applies` on entries (j, l) = X_{j+l,j}, none of them negative."""
-    tolerance = TOLERANCE * max(1.0, float(x.max()))
+    tolerance = TOLERANCE * float(x.max())
     shifted = np.diff(x, axis=0)  # both participations one step later
     further = np.diff(x[:, b:], axis=1)  # the later one of them
     return bool(

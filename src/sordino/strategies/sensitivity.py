@@ -62,8 +62,8 @@ def leftmost_applies(c: np.ndarray, b: int) -> bool:
     C ≥ 0, and X_jj ≤ X_{j−1,j−1}; X_ij ≤ X_{i−1,j−1} for j−i ≥ b; X_ij ≤ X_{i,j−1} for j−i > b.
     """
     x = c.T @ c
-    tolerance = TOLERANCE * max(1.0, float(np.abs(x).max()))
-    if (c < -tolerance).any() or (np.diff(np.diagonal(x)) > tolerance).any():
+    tolerance = TOLERANCE * float(np.abs(x).max())  # relative: a C of any size is judged alike
+    if (c < -TOLERANCE * float(np.abs(c).max())).any() or (np.diff(np.diagonal(x)) > tolerance).any():
         return False
     far = np.triu(np.ones_like(x, dtype=bool), b)
     further = np.triu(np.ones_like(x, dtype=bool), b + 1)

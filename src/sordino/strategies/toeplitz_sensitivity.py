@@ -74,7 +74,7 @@ def majorant(c: np.ndarray, b: int) -> np.ndarray:
 def third_condition(c: np.ndarray, b: int) -> bool:
     """``X_ij ≤ X_{i,j−1}`` for all j − i > b, pair by pair, to `TOLERANCE`."""
     n, steps = len(c), np.diff(c)
-    tolerance = TOLERANCE * max(1.0, float(c @ c))
+    tolerance = TOLERANCE * float(c @ c)
     for d in range(b, n - 1):
         sums = np.cumsum(steps[: n - 1 - d] * c[1 + d :])
         if c[0] * c[d] + sums.min() < -tolerance:
@@ -166,7 +166,7 @@ def _fixed(c: np.ndarray, scale: np.ndarray, k: int, b: int) -> Sensitivity | No
             total += (2.0 if apart else 1.0) * np.abs(x)
             least = np.minimum(least, x)
     best = int(np.argmax(total))
-    exact = bool(least[best] >= -TOLERANCE * max(1.0, float(c @ c)))
+    exact = bool(least[best] >= -TOLERANCE * total[best])
     return Sensitivity(math.sqrt(float(total[best])), exact, "all fixed patterns")
 
 
