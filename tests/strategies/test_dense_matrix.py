@@ -140,3 +140,9 @@ def test_an_object_is_taken_as_it_is_where_the_steps_agree() -> None:
     assert make_strategy(s, Problem(6)) is s
     with pytest.raises(SordinoError, match="built for 6 steps, the run has 7"):
         make_strategy(s, 7)
+
+
+def test_entries_whose_squares_vanish_are_refused() -> None:
+    """They would have sensitivity 0."""
+    with pytest.raises(SordinoError, match="largest entry of C is 1e-170"):
+        DenseMatrix(1e-170 * banded(6, 2) / banded(6, 2).max())

@@ -11,7 +11,7 @@ import pytest
 
 from sordino.budget import Participation
 from sordino.errors import SordinoError, Unsupported
-from sordino.strategies import Toeplitz, make_strategy, parse_bandwidth
+from sordino.strategies import BLT, Toeplitz, make_strategy, parse_bandwidth
 from sordino.strategies import power_series as series
 from sordino.strategies import toeplitz_sensitivity as sensitivity
 from sordino.strategies.sensitivity import leftmost_applies, separated
@@ -180,6 +180,39 @@ class TestBase:
     def test_rows_of_a_banded_matrix_are_not_sparse(self) -> None:
         with pytest.raises(Unsupported, match="'bsr:4': row 7 of C⁻¹ reaches back to step 0; keep the last 3 outputs"):
             make_strategy("bsr:4", 10).terms(7)
+
+    @pytest.mark.parametrize("given", ["coefficients", "inverse"])
+    def test_noise_and_sensitivity_go_on_reading_the_same_numbers(self, given: str) -> None:
+        values, scale = np.array([1.0, -0.5, 0.25]), np.linspace(1.0, 2.0, 6)
+        s = Toeplitz("mine", 6, scale=scale, **{given: values})  # type: ignore[arg-type]
+        before = s.solve(np.eye(6)), s.dense(), s.sensitivity(Participation(6, 3, 2))
+        values *= 1e3
+        scale *= 1e3
+        assert np.array_equal(s.solve(np.eye(6)), before[0]) and np.array_equal(s.dense(), before[1])
+        assert s.sensitivity(Participation(6, 3, 2)) == before[2]
+        kept = [s.coefficients, s.inverse_coefficients, s.scale]
+        kept += [make_strategy("lambda-cgd-normalized:0.9", 6).column_norms]  # type: ignore[attr-defined]
+        blt = BLT(6, np.array([0.5]), np.array([0.3]))
+        for array in [*kept, blt.decays, blt.weights]:
+            with pytest.raises(ValueError, match="read-only"):
+                array *= 0.1
+
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({"coefficients": [1.0, np.nan]}, "finite"),
+            ({"coefficients": [-1.0, 1.0]}, "the first above 0"),
+            ({"inverse": [0.0]}, "1 to 4 numbers"),
+            ({"inverse": [1.0, 2.0, 3.0, 4.0, 5.0]}, "1 to 4 numbers"),
+            ({"coefficients": ["one"]}, "real numbers"),
+            ({"coefficients": [1e-170]}, "1e-100"),
+            ({"coefficients": [1.0], "scale": [-5.0, 1.0, 1.0, 1.0]}, "above 0"),
+            ({"coefficients": [1.0], "scale": [1.0]}, "4 numbers"),
+        ],
+    )
+    def test_what_is_no_strategy_is_refused(self, options: dict[str, list[float]], match: str) -> None:
+        with pytest.raises(SordinoError, match=match):
+            Toeplitz("mine", 4, **options)  # type: ignore[arg-type]
 
     def test_bandwidths(self) -> None:
         assert parse_bandwidth("10", "bsr", 10) == 10

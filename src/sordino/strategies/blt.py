@@ -37,6 +37,7 @@ class BLT(Toeplitz):
     ) -> None:
         super().__init__(f"{NAME}:{len(decays)}", steps, coefficients=coefficients(decays, weights, steps))
         self.decays, self.weights = np.array(decays, dtype=np.float64), np.array(weights, dtype=np.float64)
+        self.decays.flags.writeable = self.weights.flags.writeable = False  # as the coefficients made of them
         self.certificate = dict(certificate or {})
         self.vectors_stored = 0 if self.is_identity else len(decays)
         self.bands = 1 if self.is_identity else None

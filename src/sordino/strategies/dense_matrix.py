@@ -166,6 +166,12 @@ def _checked(c: object, name: str) -> np.ndarray:
         raise SordinoError(
             f"noise={name!r}: C[{i}, {i}] is {diagonal[i]:g}; multiply that row of C by −1, which is the same mechanism"
         )
+    largest = float(np.abs(made).max())
+    if not 1e-100 <= largest <= 1e100:
+        raise SordinoError(
+            f"noise={name!r}: the largest entry of C is {largest:.1g}, whose square is not a number; divide C by it, "
+            "which is the same mechanism with another noise multiplier"
+        )
     return np.ascontiguousarray(made)
 
 

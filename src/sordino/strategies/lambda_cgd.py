@@ -87,6 +87,7 @@ class NormalizedLambdaCGD(Toeplitz):
     def __init__(self, lam: float, steps: int, name: str | None = None) -> None:
         self.lam = parse_lambda(lam, "lambda-cgd-normalized")
         self.column_norms = np.sqrt(_power_sum(self.lam, steps - np.arange(steps)))  # d_j, of C before
+        self.column_norms.flags.writeable = False
         scale = None if self.lam == 0.0 else 1.0 / self.column_norms
         w = np.array([1.0, -self.lam])[:steps]
         super().__init__(name or f"lambda-cgd-normalized:{_spell(lam)}", steps, inverse=w, scale=scale)

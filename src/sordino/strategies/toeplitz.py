@@ -62,8 +62,10 @@ class Toeplitz(Strategy):
         given = coefficients if coefficients is not None else inverse
         assert given is not None and (coefficients is None or inverse is None)
         self._banded_inverse = coefficients is None
-        self._band = _band(given, steps)  # the coefficients that are not 0, of T or of T⁻¹
-        self._scale = scale
+        self._band = _band(given, steps, name)  # the coefficients that are not 0, of T or of T⁻¹
+        self._scale = None if scale is None else _fixed(scale, "scale", name)
+        if self._scale is not None and (self._scale.shape != (steps,) or not (self._scale > 0.0).all()):
+            raise SordinoError(f"noise={name!r}: scale must have {steps} numbers above 0, one for each step")
         single = len(self._band) == 1
         self.is_identity = bool(single and self._band[0] == 1.0 and scale is None)
         self.bands = len(self._band) if single or not self._banded_inverse else None
@@ -74,12 +76,12 @@ class Toeplitz(Strategy):
     @cached_property
     def coefficients(self) -> np.ndarray:
         """c, the first column of T, in full."""
-        return self._filled(not self._banded_inverse)
+        return _fixed(self._filled(not self._banded_inverse), "coefficients", self.name)
 
     @cached_property
     def inverse_coefficients(self) -> np.ndarray:
         """w, the first column of T⁻¹, in full."""
-        return self._filled(self._banded_inverse)
+        return _fixed(self._filled(self._banded_inverse), "inverse", self.name)
 
     def _filled(self, given: bool) -> np.ndarray:
         if given:
@@ -164,10 +166,28 @@ class Toeplitz(Strategy):
         return error_rows(w, self.steps, workload if self._scale is None else workload.scaled(1.0 / self._scale))
 
 
-def _band(coefficients: np.ndarray, steps: int) -> np.ndarray:
-    band = np.trim_zeros(np.asarray(coefficients, dtype=np.float64), "b")
-    assert 1 <= len(band) <= steps and band[0] > 0.0, (len(band), steps)
+def _band(coefficients: np.ndarray, steps: int, name: str) -> np.ndarray:
+    given = _fixed(coefficients, "coefficients", name)
+    if given.ndim != 1 or not np.isfinite(given).all():
+        raise SordinoError(f"noise={name!r}: coefficients must be a list of finite numbers, this is {given}")
+    band = np.trim_zeros(given, "b")
+    if not 1 <= len(band) <= steps or band[0] <= 0.0:
+        raise SordinoError(f"noise={name!r}: coefficients must be 1 to {steps} numbers, the first above 0")
+    if not 1e-100 <= float(np.abs(band).max()) <= 1e100:
+        raise SordinoError(
+            f"noise={name!r}: the largest coefficient must be from 1e-100 to 1e100, or its square is lost"
+        )
     return band
+
+
+def _fixed(values: np.ndarray, what: str, name: str) -> np.ndarray:
+    """A copy that cannot be written to: noise and sensitivity are to read the same numbers as long as the run lasts."""
+    try:
+        copied = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise SordinoError(f"noise={name!r}: {what} must be real numbers") from error
+    copied.flags.writeable = False
+    return copied
 
 
 def _along(scale: np.ndarray, x: np.ndarray) -> np.ndarray:
