@@ -203,3 +203,25 @@ def test_a_definition_of_another_shape_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="the saved noise='band-mf:3' cannot be rebuilt") as caught:
         matrix._rebuilt(run.private.plan, "band-mf:3", {"coefficients": np.array([-1.0, 2.0])}, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_a_matrix_of_ones_own_is_known_by_more_than_its_name(tmp_path: Path, cost: dict[str, Any]) -> None:
+    """It has no definition: half a run with one matrix and half with another would be accounted for as the second."""
+
+    def mine(past: float) -> Run:
+        return make(noise=Toeplitz("mine", T, inverse=np.array([1.0, past])), **cost)
+
+    run = mine(-0.9)
+    run.save(tmp_path)
+    run.go(5)
+    run.save(tmp_path)
+    run.private.close()
+    for other in (-0.9 * (1 - 1e-6), 0.0):
+        refused(tmp_path, "(is another matrix now|noise_multiplier was)", mine(other))
+    same = mine(-0.9)
+    same.load(tmp_path)
+    whole = mine(-0.9)
+    whole.go()
+    same.go()
+    assert weights(same) == weights(whole)
