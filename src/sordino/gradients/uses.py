@@ -12,7 +12,7 @@ Everything here is float32 (float64 for float64 models), whatever the model comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,22 +32,23 @@ class Weights:
 
     def __init__(self, exact: Tensor) -> None:
         self.exact = exact
-        self._made: dict[Any, Tensor] = {}
+        self._products: dict[torch.dtype, Tensor] = {}
+        self._convolutions: dict[torch.dtype, Tensor] = {}
 
     def plain(self, dtype: torch.dtype) -> Tensor:
-        return self.exact if self.exact.dtype == dtype else self._of(("plain", dtype), lambda: self.exact.to(dtype))
+        return self.exact.to(dtype)
 
     def products(self, dtype: torch.dtype) -> Tensor:
         """(n, 1, 1), for a matrix product that may round its factors."""
-        return self._of(("products", dtype), lambda: shortened(self.exact, tf32_products()).to(dtype)[:, None, None])
+        found = self._products.get(dtype)
+        if found is None:
+            found = self._products[dtype] = shortened(self.exact, tf32_products()).to(dtype)[:, None, None]
+        return found
 
     def convolutions(self, dtype: torch.dtype) -> Tensor:
-        return self._of(("convolutions", dtype), lambda: shortened(self.exact, tf32_convolutions()).to(dtype))
-
-    def _of(self, form: Any, make: Callable[[], Tensor]) -> Tensor:
-        found = self._made.get(form)
+        found = self._convolutions.get(dtype)
         if found is None:
-            found = self._made[form] = make()
+            found = self._convolutions[dtype] = shortened(self.exact, tf32_convolutions()).to(dtype)
         return found
 
     def split(self, size: int) -> list[Weights]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -75,3 +76,8 @@ def pointer(table, at, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 def grid(*sizes: int) -> Any:
     return sizes
+
+
+def where(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the one where the tensors lie."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

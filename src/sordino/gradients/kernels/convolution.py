@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import power_of_two, precision
+from .common import power_of_two, precision, where
 
 
 @triton.jit
@@ -65,8 +65,9 @@ def conv_gradients(
     squares = torch.empty(n, tiles, device=x.device, dtype=torch.float32)
     out = torch.empty(n, cout, cin, *kernel, device=x.device, dtype=torch.float32) if keep else squares
     products = precision(x) if exact or x.dtype != torch.float32 else "tf32"
-    _conv_kernel[(n, tiles)](
-        x, g, out, squares, rows // n, cin, height, width, cout, oh, ow, *stride, *padding, *dilation, tiles,
-        KH=kernel[0], KW=kernel[1], BM=bm, BN=bn, BK=32, KEEP=keep, PRECISION=products, num_warps=4, num_stages=3,
-    )  # fmt: skip
+    with where(x):
+        _conv_kernel[(n, tiles)](
+            x, g, out, squares, rows // n, cin, height, width, cout, oh, ow, *stride, *padding, *dilation, tiles,
+            KH=kernel[0], KW=kernel[1], BM=bm, BN=bn, BK=32, KEEP=keep, PRECISION=products, num_warps=4, num_stages=3,
+        )  # fmt: skip
     return squares.sum(1), out if keep else None

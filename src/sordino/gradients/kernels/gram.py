@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import TYPES, aligned, grid, pointer, power_of_two, precision, table
+from .common import TYPES, aligned, grid, pointer, power_of_two, precision, table, where
 
 
 @triton.jit
@@ -122,10 +122,11 @@ def _launch(factors: Sequence[tuple[Tensor, Tensor]], margin: float, wide: bool,
     pairs = tiles * (tiles + 1) // 2
     rows = len(factors) * n
     out = torch.empty(rows, pairs, device=left.device, dtype=torch.float32)
-    _gram_kernel[grid(rows, pairs)](
-        table(factors), out, n, length, p, right.shape[2], *left.stride(), *right.stride(), tiles, pairs,
-        margin * tiles, LEFT_TYPE=TYPES[left.dtype], RIGHT_TYPE=TYPES[right.dtype], ALIGNED=wide, SINGLE=tiles == 1,
-        BT=block, TAIL=tail, BK=columns, LEFT=precision(left), RIGHT=precision(right),
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    with where(left):
+        _gram_kernel[grid(rows, pairs)](
+            table(factors), out, n, length, p, right.shape[2], *left.stride(), *right.stride(), tiles, pairs,
+            margin * tiles, LEFT_TYPE=TYPES[left.dtype], RIGHT_TYPE=TYPES[right.dtype], ALIGNED=wide, SINGLE=tiles == 1,
+            BT=block, TAIL=tail, BK=columns, LEFT=precision(left), RIGHT=precision(right),
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     return (out.sum(1) if pairs > 1 else out[:, 0]).view(len(factors), n)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .common import TYPES, aligned, grid, pointer, power_of_two, table
+from .common import TYPES, aligned, grid, pointer, power_of_two, table, where
 
 Layer = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # g, x, mean, rstd; to be filled: weight, bias
 
@@ -47,7 +47,8 @@ def layer_norm_sums(layers: Sequence[Layer]) -> None:
     n, size = weight.shape
     length = g.numel() // weight.numel()
     block = power_of_two(size, 16, 128)
-    _layer_norm_kernel[grid(len(layers) * n, triton.cdiv(size, block))](
-        table(layers), n, length, size, G=TYPES[g.dtype], X=TYPES[x.dtype], S=TYPES[mean.dtype],
-        ALIGNED=aligned(t for layer in layers for t in layer[:2]), BT=16, BD=block, num_warps=4,
-    )  # fmt: skip
+    with where(g):
+        _layer_norm_kernel[grid(len(layers) * n, triton.cdiv(size, block))](
+            table(layers), n, length, size, G=TYPES[g.dtype], X=TYPES[x.dtype], S=TYPES[mean.dtype],
+            ALIGNED=aligned(t for layer in layers for t in layer[:2]), BT=16, BD=block, num_warps=4,
+        )  # fmt: skip

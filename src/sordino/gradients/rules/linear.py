@@ -39,10 +39,11 @@ class Linear(Operation):
         self.trains_weight, self.trains_bias = self.trains(weight), self.trains(bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        x = lower(x)
-        weight, bias = plain(self.weight, self.bias)
-        assert weight is not None
-        y = F.linear(x, weight.T if self.flipped else weight, bias)
+        weight, bias = self.weight, self.bias
+        if torch._C._is_any_autocast_enabled():
+            x = lower(x)
+            weight, bias = plain(weight, bias)  # type: ignore[assignment]
+        y = _linear_of_torch(x, weight.T if self.flipped else weight, bias)
         return y, (x if self.trains_weight else None,)
 
     def backward(self, saved: tuple[Any, ...], grads: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -67,15 +68,21 @@ def _simple(recorder: Recorder, *others: Tensor | None) -> bool:
     return not any(t is not None and recorder.is_batched(t) for t in others)
 
 
+_linear_of_torch = F.linear
+
+
 def linear(recorder: Recorder, func: Any, args: tuple, kwargs: dict) -> Any:
+    if not kwargs and len(args) == 3:
+        input, weight, bias = args
+        names = recorder.names
+        if id(weight) in names and (bias is None or id(bias) in names) and weight.dim() == 2 and input.dim() >= 2:
+            return Linear(recorder, weight, bias, False).apply(input)  # parameters, so it is the input that is batched
     return _linear(recorder, *args, **kwargs)
 
 
 def _linear(recorder: Recorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if weight.dim() != 2 or input.dim() < 2:
         return NotImplemented
-    if id(weight) in recorder.names and (bias is None or id(bias) in recorder.names):  # so it is the input that is
-        return Linear(recorder, weight, bias, flipped=False).apply(input)  # batched
     if not recorder.is_batched(input) or not _simple(recorder, weight, bias):
         return NotImplemented
     source = transposed_parameter(recorder, weight)
