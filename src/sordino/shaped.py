@@ -60,7 +60,8 @@ def sgd(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     first = groups[0]
     if first["nesterov"] or first["maximize"] or first["dampening"]:
         raise Unsupported(f"spectrum= is for SGD without nesterov, dampening or maximize; {instead}")
-    return {"learning_rate": first["lr"], "momentum": first["momentum"], "weight_decay": first["weight_decay"]}
+    names = {"learning_rate": "lr", "momentum": "momentum", "weight_decay": "weight_decay"}
+    return {name: float(first[key]) for name, key in names.items()}
 
 
 def _number(value: Any) -> Any:
