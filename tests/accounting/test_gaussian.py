@@ -43,3 +43,9 @@ def test_the_ends() -> None:
     assert gaussian_epsilon(1e-5, 1e-9) == 0.0 and gaussian_epsilon(1e-5, math.inf) == math.inf
     assert gaussian_delta(0.0, 1e3) == pytest.approx(1.0)
     assert 0 < gaussian_epsilon(1e-5, 1e3) < 1e6
+
+
+@pytest.mark.parametrize("mu", [math.inf, math.nan])
+def test_a_shift_that_is_no_number_has_no_guarantee(mu: float) -> None:
+    assert gaussian_delta(1.0, mu) == 1.0
+    assert gaussian_epsilon(1e-5, mu) == math.inf

@@ -208,11 +208,18 @@ class TestBase:
             ({"coefficients": [1e-170]}, "1e-100"),
             ({"coefficients": [1.0], "scale": [-5.0, 1.0, 1.0, 1.0]}, "above 0"),
             ({"coefficients": [1.0], "scale": [1.0]}, "4 numbers"),
+            ({"inverse": [1e-90, 1.0]}, "grow beyond 1e.100 in 4 steps"),
         ],
     )
     def test_what_is_no_strategy_is_refused(self, options: dict[str, list[float]], match: str) -> None:
         with pytest.raises(SordinoError, match=match):
             Toeplitz("mine", 4, **options)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("w", [[1.0, -3.0, 1.0], [1.0, -1.5], [1.0, 3.0, 1.0, 0.2]])
+    def test_a_matrix_that_overflows_is_refused(self, w: list[float]) -> None:
+        """inf − inf is not a number, nor would its sensitivity be."""
+        with np.errstate(all="ignore"), pytest.raises(SordinoError, match="grow beyond"):
+            Toeplitz("mine", 2000, inverse=np.array(w))
 
     def test_bandwidths(self) -> None:
         assert parse_bandwidth("10", "bsr", 10) == 10

@@ -31,7 +31,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
     if mu <= 0.0:
         return 0.0
-    if mu == math.inf:
+    if not mu < math.inf:  # what is not a number bounds nothing
         return 1.0
     # With a² − b² = −2ε both terms carry φ(a); erfcx keeps them apart from underflow and cancellation.
     a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
@@ -47,7 +47,7 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     >>> round(gaussian_epsilon(1e-5, 1 / 0.60023), 3)
     8.0
     """
-    if mu == math.inf:
+    if not mu < math.inf:
         return math.inf
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0

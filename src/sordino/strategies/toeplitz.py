@@ -20,6 +20,8 @@ from .toeplitz_errors import error_rows
 from .toeplitz_sensitivity import toeplitz_sensitivity
 from .workload import PREFIX_SUM, Workload
 
+LARGEST = 1e100  # of C's entries, and of 1 over them: their squares are numbers
+
 
 def parse_bandwidth(argument: str, name: str, steps: int) -> int:
     """p from the text after the colon, from 1 to T.
@@ -66,6 +68,8 @@ class Toeplitz(Strategy):
         self._scale = None if scale is None else _fixed(scale, "scale", name)
         if self._scale is not None and (self._scale.shape != (steps,) or not (self._scale > 0.0).all()):
             raise SordinoError(f"noise={name!r}: scale must have {steps} numbers above 0, one for each step")
+        if not float(np.abs(self.coefficients).max()) <= LARGEST:  # nor is nan
+            raise SordinoError(f"noise={name!r}: the entries of C grow beyond {LARGEST:g} in {steps} steps")
         single = len(self._band) == 1
         self.is_identity = bool(single and self._band[0] == 1.0 and scale is None)
         self.bands = len(self._band) if single or not self._banded_inverse else None
@@ -173,7 +177,7 @@ def _band(coefficients: np.ndarray, steps: int, name: str) -> np.ndarray:
     band = np.trim_zeros(given, "b")
     if not 1 <= len(band) <= steps or band[0] <= 0.0:
         raise SordinoError(f"noise={name!r}: coefficients must be 1 to {steps} numbers, the first above 0")
-    if not 1e-100 <= float(np.abs(band).max()) <= 1e100:
+    if not 1.0 / LARGEST <= float(np.abs(band).max()) <= LARGEST:
         raise SordinoError(
             f"noise={name!r}: the largest coefficient must be from 1e-100 to 1e100, or its square is lost"
         )
