@@ -88,3 +88,37 @@ def bins_monte_carlo(
     add = np.maximum(0, 1 - math.exp(epsilon) * without)
     root = math.sqrt(samples)
     return (float(remove.mean()), float(remove.std() / root)), (float(add.mean()), float(add.std() / root))
+
+
+def two_correlated_bins_delta(scaled: np.ndarray, epsilon: float) -> tuple[float, float]:
+    """Balls in two bins with G/σ² = `scaled`, (remove, add).
+
+    The outer integral over log r_1; given it, log r_2 is normal, and the inner expectation is Black and Scholes'.
+    """
+    (a, c), (_, b) = scaled
+    a, b, c = float(a), float(b), float(c)
+    rest = math.sqrt(max(1e-18, b - c * c / a))  # of log r_2, given log r_1
+
+    def expect(strike: float, put: bool) -> float:  # E(±(r_1 + r_2 − strike))₊ / 2
+        kink = (math.log(strike) + a / 2) / math.sqrt(a)
+        reach = 14.0 + math.sqrt(max(a, b)) * 2
+        total = 0.0
+        for low, high in ((-reach, kink), (kink, max(reach, kink + reach))):
+            if low >= high:
+                continue
+            t, w = panels(0.0, 1.0, 300)
+            u = 1 - (1 - t) ** 3 if high == kink else t**3
+            du = 3 * (1 - t) ** 2 if high == kink else 3 * t**2
+            z = low + (high - low) * u
+            weight = w * du * (high - low) * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+            first = np.exp(math.sqrt(a) * z - a / 2)
+            centre = np.exp(c / math.sqrt(a) * z - c * c / a / 2)  # E(r_2 | z)
+            left = strike - first
+            safe = np.maximum(left, 1e-300)
+            d = np.log(np.maximum(safe / centre, 1e-300)) / rest + rest / 2
+            call = np.where(left > 0, centre * ndtr(rest - d) - safe * ndtr(-d), centre - left)
+            value = np.where(left > 0, safe * ndtr(d) - centre * ndtr(d - rest), 0.0) if put else call
+            total += float(weight @ value)
+        return total / 2
+
+    return expect(2 * math.exp(epsilon), False), math.exp(epsilon) * expect(2 * math.exp(-epsilon), True)

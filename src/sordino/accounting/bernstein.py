@@ -32,10 +32,11 @@ class Moments:
 
     def bound(self, beta: float, count: int | None = None) -> float:
         """The bound at confidence 1 − β, capped at 1; or, to plan with, what it would be with `count` samples."""
-        n = self.count if count is None else count
-        level = math.log(2.0 / beta)
-        upper = self.mean + math.sqrt(2.0 * self.variance * level / n) + 7.0 * level / (3.0 * (n - 1)) + ROUNDING
-        return self._unscaled(upper)
+        return self._unscaled(self.mean + self._margin(beta, self.count if count is None else count))
+
+    def log_margin(self, beta: float, count: int) -> float:
+        """The logarithm of (bound − average), without the cap."""
+        return math.log(self._margin(beta, count)) + self.log_largest
 
     @property
     def estimate(self) -> float:
@@ -46,6 +47,10 @@ class Moments:
     def error(self) -> float:
         """The relative standard error of the average."""
         return math.sqrt(self.variance / self.count) / self.mean if self.mean > 0.0 else math.inf
+
+    def _margin(self, beta: float, n: int) -> float:
+        level = math.log(2.0 / beta)
+        return math.sqrt(2.0 * self.variance * level / n) + 7.0 * level / (3.0 * (n - 1)) + ROUNDING
 
     def _unscaled(self, value: float) -> float:
         if value <= 0.0:

@@ -16,51 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from .bins_allowance import Allowance
 from .bins_bounds import BinsBounds
 from .bins_pilot import REFINEMENT, Choice, whole_chunks
 from .bins_sampler import Sampler, Samples
-from .bins_tails import BinsTail
 from .counted import seed
-
-ATTEMPTS = 4
-FAILURE, SHARE = 1e-9, 1e-3  # β is the smaller of this, and of this share of δ
-
-
-def failure_probability(delta: float) -> float:
-    return min(FAILURE, SHARE * delta)
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """What of δ is left for the bounds: δ·P(A) − β − the direction's tail term."""
-
-    delta: float
-    beta: float
-    kept: float = 1.0  # P(A)
-    tail: BinsTail | None = None
-
-    @property
-    def level(self) -> float:
-        return self.beta / ATTEMPTS
-
-    @property
-    def exact(self) -> Allowance:
-        """For closed forms: nothing is random, so nothing can fail."""
-        return replace(self, beta=0.0)
-
-    def remove(self) -> float:
-        return self.delta * self.kept - self.beta - (self.tail.remove if self.tail else 0.0)
-
-    def add(self, epsilon: float) -> float:
-        return self.delta * self.kept - self.beta - (self.tail.add(epsilon) if self.tail else 0.0)
-
-    def total(self, epsilon: float, remove: float, add: float) -> float:
-        """δ with everything in it, of these two bounds."""
-        if self.tail:
-            remove, add = remove + self.tail.remove, add + self.tail.add(epsilon)
-        return min(1.0, (max(remove, add) + self.beta) / self.kept) if self.kept > 0.0 else 1.0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class BinsGram:
     gram: np.ndarray  # b × b
     totals: np.ndarray  # Σ_t M_ti, one a bin
     largest: float  # max_ti M_ti
+    steps: int  # t
 
     @property
     def bins(self) -> int:
@@ -49,7 +50,7 @@ def from_means(m: np.ndarray) -> BinsGram:
     gram = m.T @ m
     gram = (gram + gram.T) * ((1.0 + ROUNDING) / 2.0)
     gram[np.diag_indices_from(gram)] += RIDGE * gram.max()
-    return BinsGram(gram, m.sum(axis=0), float(m.max()))
+    return BinsGram(gram, m.sum(axis=0), float(m.max()), len(m))
 
 
 def bins_means(strategy: Strategy, bins: int) -> np.ndarray:

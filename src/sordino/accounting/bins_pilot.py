@@ -18,14 +18,16 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from .bernstein import Moments
-from .bins_bounds import BinsBounds
+from .bins_bounds import LARGEST_ORDER, BinsBounds
 from .bins_sampler import Sampler, Samples
-from .counted import rows, seed
+from .counted import rows
 
 FEWEST, MOST = 1 << 14, 1 << 22
 LARGEST_WORK = 3e10  # in units of about a nanosecond on one core
-WORTH = 2e11  # of work for all of δ: 2e9 for a hundredth
+WORTH = 1e11  # of work for all of δ: 1e9 for a hundredth
 REFINEMENT = 8  # the second pilot has an eighth of the samples that count
 
 
@@ -68,11 +70,12 @@ def expect(
     """The number of samples that minimises (bound − average)/δ + work, or the first whose bound is below `clear`."""
     each = work(bins, order)
     most = max(FEWEST, min(MOST, int(LARGEST_WORK / each)))
-    unit = max(moments.estimate if delta is None else delta, 1e-300)
+    log_unit = math.log(max(moments.estimate if delta is None else delta, 1e-300))
     best, count = (math.inf, math.inf, FEWEST), float(FEWEST)
     while count <= most:
         bound = moments.bound(beta, int(count))
-        best = min(best, ((bound - moments.estimate) / unit + count * each / WORTH, bound, int(count)))
+        margin = math.exp(min(700.0, moments.log_margin(beta, int(count)) - log_unit))
+        best = min(best, (margin + count * each / WORTH, bound, int(count)))
         if bound <= clear:
             best = (best[0], bound, int(count))
             break
@@ -109,25 +112,23 @@ class Look:
         return expect(self._add[tilt].moments(epsilon), beta, self.pilot.bins, tilt=tilt, clear=0.95 * target)
 
     def _candidates(self, epsilon: float) -> list[int]:
-        """Orders from the one of least R up."""
+        """Orders from the one of least R up (s = 0, no importance sampling, is right for a large δ)."""
         top = self.bounds.orders
-        best = min(range(1, top + 1), key=lambda s: self.bounds.log_largest(s, epsilon))
+        best = min(range(top + 1), key=lambda s: self.bounds.log_largest(s, epsilon))
         wanted = {best, best + 1, round(best * 1.25), round(best * 1.5)}
         return sorted(s for s in wanted if s <= top)
 
 
 class Pilot:
-    """A few thousand draws that are kept."""
+    """A few thousand draws that are kept (fewer where b is large, to save memory)."""
 
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.bins = sampler, sampler.bins
-        self.count = whole_chunks(min(1 << 14, max(1 << 10, (1 << 23) // self.bins)), self.bins)
+    def __init__(self, sampler: Sampler, seed: bytes, count: int) -> None:
+        self.sampler, self.bins, self._seed = sampler, sampler.bins, seed
+        self.count = whole_chunks(min(count, max(1 << 10, (1 << 23) // self.bins)), self.bins)
 
     @cached_property
-    def draws(self) -> list:
-        from .bins_bounds import LARGEST_ORDER
-
-        return list(self.sampler.draws(seed("pilot", self.sampler.gram), self.count, LARGEST_ORDER + 1))
+    def draws(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return list(self.sampler.draws(self._seed, self.count, LARGEST_ORDER + 1))
 
     def look(self, sigma: float) -> Look:
         return Look(self, sigma)

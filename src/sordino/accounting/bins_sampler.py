@@ -101,7 +101,8 @@ class Sampler:
         """At least `count` rows; they do not depend on σ, so a search may keep them."""
         for uniform, normal in Counted(seed, self.bins, uniforms, self.device).chunks(count):
             with exact():
-                yield uniform, normal @ self._factor.T
+                noise = normal @ self._factor.T
+            yield uniform, noise
 
     def remove(self, bounds: BinsBounds, sigma: float, orders: Sequence[int], draws: Draws) -> list[Samples]:
         """Samples of each order s, which share their random numbers (s + 1 uniforms each)."""
@@ -149,7 +150,7 @@ def _walk(
     chosen = (uniform[:, 0] * bins).long().clamp_(max=bins - 1)
     mean, product = scaled[chosen], table[chosen]
     log_weight = torch.zeros_like(uniform[:, 0])
-    found = {}
+    found = {0: (mean, log_weight)}
     for step in range(1, max(orders) + 1):
         cumulative = torch.cumsum(product, dim=1)
         total = cumulative[:, -1:]

@@ -51,6 +51,7 @@ class BinsTail:
     bins: int
     longest: float  # max_i √G_ii/σ
     largest: float  # max s_ti
+    radius: float = R_MAX
 
     @property
     def remove(self) -> float:
@@ -67,24 +68,24 @@ class BinsTail:
         return min(self.worst, back, self.remove + known)
 
     def _strips(self, epsilon: float) -> float:
-        first = first_order()
-        far = gaussian_delta(epsilon - R_MAX * self.largest, self.longest)
+        first = first_order(self.radius)
+        far = gaussian_delta(epsilon - self.radius * self.largest, self.longest)
         every = self.linear + self.quadratic
         best = every * far
         for u in SHIFTS[self.largest > SHIFTS]:
-            near = every * gaussian_delta(epsilon - R_MAX * float(u), self.longest)
+            near = every * gaussian_delta(epsilon - self.radius * float(u), self.longest)
             best = min(best, near + (first / float(u) * self.square + self.quadratic) * far)
         return self.bins * best
 
 
-def bins_tail(gram: BinsGram, sigma: float, parameters: int) -> BinsTail:
+def bins_tail(gram: BinsGram, sigma: float, parameters: int, radius: float = R_MAX) -> BinsTail:
     """For noise of `sigma` on `parameters` coordinates."""
     largest = gram.largest / sigma
     square = float(np.trace(gram.gram)) / gram.bins / sigma / sigma
     longest = math.sqrt(float(gram.gram.max())) / sigma
-    if not largest <= R_MAX - SHORT_OF_RADIUS:
-        return BinsTail(1.0, 1.0, square, gram.bins, longest, largest)
-    linear = first_order() * math.sqrt(max(1.0, parameters / 2)) * float(gram.totals.mean()) / sigma
+    if not largest <= radius - SHORT_OF_RADIUS:
+        return BinsTail(1.0, 1.0, square, gram.bins, longest, largest, radius)
+    linear = first_order(radius) * math.sqrt(max(1.0, parameters / 2)) * float(gram.totals.mean()) / sigma
     at = max(largest, 1e-6)  # c does not decrease
-    curvature = (pair_loss(at) - first_order() * at) / at**2
-    return BinsTail(linear, max(0.0, curvature) * square, square, gram.bins, longest, largest)
+    curvature = (pair_loss(at, radius) - first_order(radius) * at) / at**2
+    return BinsTail(linear, max(0.0, curvature) * square, square, gram.bins, longest, largest, radius)
