@@ -8,12 +8,15 @@ import pickle
 import stat
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
+import torch
 
 from sordino.errors import SordinoError, StateError
-from sordino.noise import PURPOSES, Keys
+from sordino.noise import PURPOSES, CorrelatedNoise, Keys
+from sordino.strategies import make_strategy
 
 SECRET = bytes(range(32))
 
@@ -226,3 +229,29 @@ def test_two_processes_on_one_key_are_refused(tmp_path: Path) -> None:
     with Keys.lock(path):
         assert "in use by another run" in _other_process(path)
     assert _other_process(path) == "locked"
+
+
+def test_sub_keys_are_not_shown_where_errors_are_reported_with_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Sentry, pytest -l or rich do."""
+    keys = Keys.fresh()
+    noise = CorrelatedNoise(keys, make_strategy("lambda-cgd:0.9", 4))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("sordino.noise.stream.draw", fail)
+    with pytest.raises(MemoryError) as caught:
+        noise.add_({"w": torch.zeros(3)}, 1, 1.0)
+    text = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    secret = bytes(keys.subkey("noise"))
+    assert "<sub-key>" in text and repr(secret) not in text and secret.hex() not in text
+    with pytest.raises(SordinoError, match="not pickled"):
+        pickle.dumps(keys.subkey("noise"))
+
+
+def test_kept_noise_is_not_pickled_or_copied() -> None:
+    noise = CorrelatedNoise(Keys.fresh(), make_strategy("bsr:3", 4))
+    noise.add_({"w": torch.zeros(3)}, 0, 1.0)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(SordinoError, match="kept noise is not pickled"):
+            copied(noise._kept)

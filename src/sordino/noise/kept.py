@@ -13,11 +13,13 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import SordinoError
 from .boxmuller import TILE, Scratch
 from .chunks import CHUNK_TILES, Chunk, Part, share
 from .gpu import has_kernels
@@ -121,6 +123,9 @@ class Kept:
         if self.pipeline is not None:
             self._unpin()
         self.vectors, self.pipeline = torch.empty(0), None
+
+    def __reduce_ex__(self, protocol: Any = None) -> NoReturn:
+        raise SordinoError("kept noise is not pickled or copied: it is made anew from the key")
 
     def drop(self) -> None:
         """In a forked child, let go of what is the parent's. (What CUDA allocated is out of reach there.)"""

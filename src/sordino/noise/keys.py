@@ -40,6 +40,25 @@ _HEADER = "sordino-key-1"
 _SIZE = 32
 
 
+class SubKey(bytes):
+    """Bytes that are not shown: what reports errors may write down a frame's variables.
+
+    >>> SubKey(bytes(32)), [f"{SubKey(bytes(32))}"]
+    (<sub-key>, ['<sub-key>'])
+    """
+
+    def __repr__(self) -> str:
+        return "<sub-key>"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __reduce_ex__(self, protocol: Any = None) -> NoReturn:
+        raise SordinoError("a key is not pickled or copied")
+
+
 class Keys:
     """The 32-byte master secret of one run.
 
@@ -88,7 +107,7 @@ class Keys:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         info = f"{purpose}\0{generation}".encode()
-        return HKDF(algorithm=SHA256(), length=_SIZE, salt=b"sordino 1", info=info).derive(bytes(self._secret))
+        return SubKey(HKDF(algorithm=SHA256(), length=_SIZE, salt=b"sordino 1", info=info).derive(bytes(self._secret)))
 
     # -- the file ----------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from .boxmuller import R_MAX, TILE, Scratch
 from .chunks import Chunk, Part, draw, share
 from .cipher import BLOCK_WORDS, check_blocks, check_key, check_step, keystream, nonce, tensor_words
 from .gpu import has_kernels, has_triton
+from .keys import SubKey
 
 #: (key, step, coefficient): adds ``coefficient * normal(key, step, ...)``.
 Term = tuple[bytes, int, float]
@@ -209,7 +210,7 @@ def _check_term(term: Term) -> Term:
     check_step(step)
     if isinstance(coefficient, bool) or not math.isfinite(coefficient):
         raise SordinoError(f"a noise coefficient must be a finite number, not {coefficient!r}")
-    return bytes(key), int(step), float(coefficient)
+    return SubKey(key), int(step), float(coefficient)
 
 
 def _check_range(offset: int, length: int) -> None:
