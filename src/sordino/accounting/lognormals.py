@@ -63,7 +63,7 @@ def remove_deltas(bins: int, s: float, epsilons: np.ndarray, spacing: float) -> 
     inside = np.zeros(len(thresholds))
     for i, threshold in enumerate(thresholds):
         first = int(np.searchsorted(w, threshold, side="right"))
-        inside[i] = mass[first:] @ (1.0 - threshold / w[first:])
+        inside[i] = _dot(mass[first:], 1.0 - threshold / w[first:])
     return np.minimum(1.0, np.maximum(0.0, inside) + np.maximum(0.0, beyond) + extra)
 
 
@@ -89,7 +89,7 @@ def add_deltas(bins: int, s: float, epsilons: np.ndarray, spacing: float) -> np.
     inside = np.zeros(len(thresholds))
     for i, threshold in enumerate(thresholds):
         last = int(np.searchsorted(w, threshold))
-        inside[i] = mass[:last] @ (1.0 - w[:last] / threshold)
+        inside[i] = _dot(mass[:last], 1.0 - w[:last] / threshold)
     return np.minimum(1.0, np.maximum(0.0, inside) + extra)
 
 
@@ -137,19 +137,24 @@ def _above(top: float, s: float) -> tuple[float, float]:
     return float(ndtr(-z)), float(ndtr(s - z))
 
 
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """a·b without BLAS, whose threads wait for each other where other work has the cores."""
+    return float((a * b).sum())
+
+
 def _convolve(p: np.ndarray, first: np.ndarray, times: int, h: float) -> tuple[int, np.ndarray, float]:
     """``first * p^{*times}`` by index on a window (its first, the masses), and a bound on what this leaves out."""
     from scipy import fft
 
     x = np.arange(len(p)) * h
     top = x[-1]
-    deviation = math.sqrt(max(float(p @ np.square(x)), h * h) * max(times, 1))
+    deviation = math.sqrt(max(_dot(p, np.square(x)), h * h) * max(times, 1))
     thetas = np.concatenate([np.geomspace(0.3, 100.0, 12) / top, np.geomspace(0.3, 20.0, 12) / deviation])
     thetas = thetas[thetas * top < 600.0]
 
     def log_moment(theta: float) -> float:
         weight = np.exp(theta * x)
-        return math.log(max(float(first @ weight), 1e-300)) + times * math.log(float(p @ weight))
+        return math.log(max(_dot(first, weight), 1e-300)) + times * math.log(_dot(p, weight))
 
     # Chernoff: ln P(W > w) ≤ log_moment(θ) − θw, and the same below with −θ.
     end = min((log_moment(theta) + NEGLIGIBLE) / theta for theta in thetas)
