@@ -157,12 +157,12 @@ def test_s8_a_bound_is_a_bound_in_low_precision(kind: str) -> None:
     for i in range(6):
         twin = copy.deepcopy(model)
         private = make(twin, TensorDataset(x[i : i + 1], y[i : i + 1]), clip_norm=BOUND, examples=6, batch_size=1)
-        sums, _ = private._clipped_sums(losses(twin), next(iter(private.batches())))
+        sums, _ = clipped_sums(private, losses(twin), next(iter(private.batches())))
         assert all(t.dtype == torch.float32 for t in sums.values())
         assert 0.99 * BOUND < norm(sums) <= BOUND * (1 + 1e-6)
     twin = copy.deepcopy(model)
     private = make(twin, TensorDataset(x, y), clip_norm=BOUND)
-    sums, _ = private._clipped_sums(losses(twin), next(iter(private.batches())))
+    sums, _ = clipped_sums(private, losses(twin), next(iter(private.batches())))
     assert norm(sums) <= 6 * BOUND * (1 + 1e-6)
 
 
@@ -216,7 +216,7 @@ def test_the_divisor_is_a_public_constant() -> None:
     for batch in private.batches():
         for p in model.parameters():
             p.grad = None
-        sums, _ = private._clipped_sums(ce(model), batch)
+        sums, _ = clipped_sums(private, ce(model), batch)
         whole = norm(sums)
         private.noise.add_ = lambda *_: None
         private.backward(ce(model), batch)

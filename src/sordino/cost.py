@@ -1,8 +1,9 @@
 """What correlated noise costs a step beside independent noise: time for past noise, memory for what is kept.
 
 The constants were measured: on a CPU as processor time of one core of an AMD EPYC with AVX-512 (10 million entries;
-1, 2 and 4 rows, 3 and 15 kept vectors), on a GPU as time on an NVIDIA H200 (100 million; 1 and 2 rows, 15 kept vectors).
-They serve to compare strategies: another machine moves all of them, and the order of two strategies rarely with it.
+1, 2 and 4 rows, 3 and 15 kept vectors), on a GPU as time on an NVIDIA H200 (100 million; 1 and 2 rows, 15 kept
+vectors). They serve to compare strategies: another machine moves all of them, and the order of two strategies rarely
+with it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ SLACK = 1e-6  # of ε: what the last digits of a matrix may make of it
 def matrix_state(private: Private) -> dict[str, Any]:
     strategy = private.plan.strategy
     definition = dict(strategy.definition())
-    said = {} if definition else {"probe": probe(strategy)}
+    said = {} if definition else {"probe": probe(strategy), "steps": strategy.steps}
     return {"asked": private.noise_asked, "name": strategy.name, "definition": definition, **said}
 
 
@@ -37,7 +37,7 @@ def restored_plan(private: Private, state: Mapping[str, Any], noise_multiplier: 
     plan, now = private.plan, private.plan.strategy
     name, definition = state["name"], state["definition"]
     if name == now.name and _same(definition, now.definition()):
-        if "probe" in state and not _alike(state["probe"], probe(now)):
+        if "probe" in state and state.get("steps", now.steps) == now.steps and not _alike(state["probe"], probe(now)):
             raise StateError(
                 f"{place}: noise={name!r} is another matrix now than the one of that name that was saved; pass the "
                 "matrix that was saved"
