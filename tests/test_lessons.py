@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 import sordino
 from sordino import PrivacyError, SordinoError
+from sordino.passes import clipped_sums
 
 BOUND = 0.5
 NOISY = {"noise_multiplier": 1.0, "delta": 1e-6}
