@@ -129,14 +129,14 @@ def compare(
 
     With a `spectrum` the error is the curvature score, unless `objective` says otherwise.
 
-    Where the accountant takes a minute the noise is estimated (``plan.estimated``); `decide` settles what matters.
+    Where the accountant samples the noise is estimated (``plan.estimated``); `decide` settles what matters.
     """
     schedule = Schedule(examples=examples, batch_size=batch_size, epochs=epochs)
     curved = curvature_asked(spectrum, learning_rate, exact_curvature, workload or PREFIX_SUM)
     objective = objective or ("rmse" if curved is None else "curvature")
     names = candidates(schedule, curved is not None) if noises is None else list(noises)
     draws = list(all_samplings() if samplings is None else samplings)
-    pairs = [(s, n) for s in draws for n in names if noises is not None or not _too_long(s, n)]
+    pairs = [(sampling, noise) for sampling in draws for noise in names]
     rows: dict[tuple[str, str, str], Compared] = {}
     for done, (sampling, noise) in enumerate(pairs):
         if progress is not None:
@@ -164,11 +164,6 @@ def compare(
     if progress is not None:
         progress(len(pairs), len(pairs), "")
     return sorted(rows.values(), key=lambda row: _order(row, objective))
-
-
-def _too_long(sampling: str, noise: str) -> bool:
-    """The best λ under balls in bins takes thirty estimates; the given ones tell which λ to look at."""
-    return sampling == "balls-in-bins" and noise in ("lambda-cgd", "lambda-cgd-normalized")
 
 
 def decide(

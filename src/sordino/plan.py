@@ -111,10 +111,10 @@ class Plan:
     def epsilon_curve(self, deltas: Sequence[float] | None = None) -> list[tuple[float, float]]:
         """(δ, ε) of the whole run for a list of δ (1e-3 … 1e-9 around the budget's, if not given).
 
-        Where every answer takes an accountant's samples, only the budget's δ, if none are given.
+        Where every answer takes an accountant seconds of sampling, three of them, if none are given.
         """
         if deltas is None and self.account().samples:
-            return [(self.delta, self.account().epsilon)]
+            deltas = [delta for delta in (10.0 * self.delta, self.delta, self.delta / 10.0) if delta < 1.0]
         grid = [10.0**-e for e in (3, 4, 5, 6, 7, 8, 9)] if deltas is None else list(deltas)
         if deltas is None and not any(math.isclose(self.delta, d) for d in grid):
             grid = sorted([*grid, self.delta], reverse=True)
@@ -249,7 +249,7 @@ def plan(
     noise minimises. A `spectrum` (or its file) and the run's `learning_rate` say how the loss is curved: `noise-curve`
     needs them, and λ of DP-λCGD is then chosen by the curvature score; eigenvalues beyond 1/η count as 1/η unless
     `exact_curvature`. `separation` only checks: it is the sampler's to say. `estimated` is for comparing: where the
-    accountant takes a minute, the noise multiplier is guessed in seconds.
+    accountant samples for seconds, the noise multiplier is guessed in a fraction of one.
 
     >>> run = {"examples": 50_000, "batch_size": 128, "epochs": 10}
     >>> p = plan(Budget(8, 1e-5), **run, noise="lambda-cgd:0.95", sampling="fixed-order")

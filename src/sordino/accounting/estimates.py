@@ -9,7 +9,7 @@ from ..sampling import BallsInBins
 from ..strategies import Strategy
 from ..strategies.cache import cached
 
-VERSION = 1
+VERSION = 2
 
 
 def estimated_noise(strategy: Strategy, sampling: BallsInBins, budget: Budget, parameters: int | None = None) -> float:
