@@ -156,5 +156,5 @@ class TestProblem:
         for steps in (0, -1, 2.5, True, "ten"):
             with pytest.raises(SordinoError, match="steps="):
                 Problem(steps)  # type: ignore[arg-type]
-        with pytest.raises(SordinoError, match="choose 'rmse' or 'max-se'"):
+        with pytest.raises(SordinoError, match="choose 'rmse', 'max-se' or 'curvature'"):
             Problem(3, objective="mse")  # type: ignore[arg-type]
