@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Of [0, R]: the samples' own rounding, and normals and uniforms that come from 53 bits (2⁻⁵³ a number, n a sample, as
-# an error of μ).
-ROUNDING = 1e-12
+# Of [0, R], as an error of μ: numbers made from 53 bits, sums of b terms in floating point. Far more than there is.
+ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)

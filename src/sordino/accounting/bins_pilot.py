@@ -27,7 +27,7 @@ from .counted import rows
 
 FEWEST, MOST = 1 << 14, 1 << 22
 LARGEST_WORK = 3e10  # in units of about a nanosecond on one core
-WORTH = 1e11  # of work for all of δ: 1e9 for a hundredth
+WORTH = 2e11  # of work for all of δ: 2e9 for a hundredth
 REFINEMENT = 8  # the second pilot has an eighth of the samples that count
 
 

@@ -100,31 +100,26 @@ class Question:
         return Answer(epsilon, min(closed, _round_up(found, 4)), allowance.beta, certificate.samples)
 
     def _noise(self, budget: Budget, parameters: int | None) -> float:
-        """The estimate, corrected, and tried at most ``ATTEMPTS`` times; else what is enough by the closed forms."""
+        """The pilot's σ, corrected and certified, at most ``ATTEMPTS`` times; else what the closed forms say."""
         enough = closed_sigma(self.gram, budget, parameters)
         sigma = expected_sigma(self.pilot, self.gram, budget, parameters, enough)
-        steep, found = 1.0, math.inf
-        for attempt in range(ATTEMPTS):
-            allowance = allowance_of(self.gram, sigma, budget.delta, parameters)
-            look = self.pilot.look(sigma)
-            expected = self._expect(sigma, allowance, closed_epsilon(look.bounds, allowance))
-            if expected is None:
-                break
-            if attempt == 0:
-                more = self.pilot.look(sigma * 1.01)
-                change = expected_excess(look, allowance, budget.epsilon) - expected_excess(
-                    more, allowance, budget.epsilon
-                )
-                steep = max(1.0, change / math.log(1.01))
-                excess, margin = expected.epsilon - budget.epsilon, 1.5 * expected.error + 0.005
-            else:
-                excess, margin = found - budget.epsilon, 0.01 * 2.0**attempt
-            sigma = _round_up(sigma * math.exp((expected.slope * excess + margin) / steep), DIGITS)
+        allowance, look = allowance_of(self.gram, sigma, budget.delta, parameters), self.pilot.look(sigma)
+        expected = self._expect(sigma, allowance, closed_epsilon(look.bounds, allowance))
+        if expected is None:
+            return enough
+        more = expected_excess(self.pilot.look(sigma * 1.01), allowance, budget.epsilon)
+        steep = max(1.0, (expected_excess(look, allowance, budget.epsilon) - more) / math.log(1.01))  # −d ln δ/d ln σ
+        # A narrow margin first: what fails says how much is missing, to a per cent of δ.
+        found, margin = expected.epsilon, 0.5 * expected.error + 0.002
+        for _ in range(ATTEMPTS):
+            missing = expected.slope * (found - budget.epsilon)
+            sigma = _round_up(sigma * math.exp((missing + margin) / steep), DIGITS)
             if sigma >= enough:
                 break
             found = self.epsilon(sigma, budget.delta, parameters).epsilon
             if found <= budget.epsilon:
                 return sigma
+            margin = max(2.0 * margin, 1.5 * expected.remove.error_of_all + 0.002)
         return enough
 
     def _expect(self, sigma: float, allowance: Allowance, closed: float) -> Expected | None:

@@ -134,12 +134,14 @@ class Sampler:
 def exact() -> Iterator[None]:
     """No gradients, no autocast; and a sum that may be added in another order is no reason to stop (see `counted`)."""
     strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
+    if strict:  # (only then: setting it costs a second of imports)
+        torch.use_deterministic_algorithms(False)
     try:
         with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warn)
+        if strict:
+            torch.use_deterministic_algorithms(True, warn_only=warn)
 
 
 def _walk(
